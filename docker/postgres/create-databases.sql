@@ -1,0 +1,2 @@
+-- The airflow database comes from POSTGRES_DB; the ledger has its own.
+CREATE DATABASE delay;
