@@ -1,0 +1,1 @@
+"""Messages, time and rules. Pure: no I/O, no Airflow."""

@@ -1,0 +1,28 @@
+"""What the journal of a broker records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from airflow_delay_provider.domain.lifecycle import Change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalEntry:
+    """One thing that happened to one message."""
+
+    message_id: str
+    change: Change
+    at: datetime
+    channel: str
+    #: The due time in force after the change.
+    deliver_at: datetime
+    #: Opaque; reading after it continues behind this entry.
+    position: str
+    reason: str | None = None
+
+    @property
+    def lateness(self) -> timedelta:
+        """How long after its due time this happened."""
+        return self.at - self.deliver_at

@@ -1,0 +1,127 @@
+"""The message: what the user wants delivered, where and when."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from airflow_delay_provider.domain.clock import ceil_ms, from_ms
+from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
+
+MAX_ID_LENGTH = 255
+#: A queue, a topic, ``exchange:routing.key``, or an embedded channel.
+CHANNEL_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,254}")
+_ID_NAMESPACE = UUID("6f2c7a52-52a5-4cc2-8b0a-6f6d6e1d9d4c")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The task instance that scheduled a message."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    def message_id(self, position: int) -> str:
+        """Return the id of this task's message number ``position``; a retried task gets the same again."""
+        parts = (self.dag_id, self.run_id, self.task_id, self.map_index, position)
+        return str(uuid5(_ID_NAMESPACE, json.dumps(parts)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message. Construction refuses what no broker could deliver."""
+
+    channel: str
+    payload: bytes
+    #: Aware; kept in UTC at millisecond resolution, rounded up.
+    deliver_at: datetime
+    id: str = field(default_factory=lambda: str(uuid4()))
+    #: Messages of one channel and key that are due in order are delivered in order.
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/octet-stream"
+    priority: int = 0
+    #: How often a consumer has put it back.
+    handled_count: int = 0
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.channel, str) or not CHANNEL_FORM.fullmatch(self.channel):
+            raise InvalidMessageError(
+                "channel",
+                f"{self.channel!r} is not a channel name",
+                "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
+            )
+        if (
+            not isinstance(self.id, str)
+            or not 1 <= len(self.id) <= MAX_ID_LENGTH
+            or not self.id.isprintable()
+        ):
+            raise InvalidMessageError(
+                "message_id", f"{self.id!r} is not an id", f"use 1-{MAX_ID_LENGTH} printable characters"
+            )
+        if not isinstance(self.payload, bytes):
+            raise PayloadError("payload", f"{type(self.payload).__name__} is not bytes", "encode it first")
+        for name, value in self.headers.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise InvalidMessageError("headers", f"{name!r}: {value!r} is not text", "use str for both")
+        object.__setattr__(self, "deliver_at", from_ms(ceil_ms(require_aware("deliver_at", self.deliver_at))))
+
+    def requeued(self, deliver_at: datetime) -> Message:
+        """Return this message for another delivery to its own channel."""
+        return replace(self, deliver_at=deliver_at, handled_count=self.handled_count + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """A message handed to a consumer, invisible to others until it is settled or its visibility ends."""
+
+    message: Message
+    #: The adapter's handle for settling it.
+    handle: str
+
+
+def require_aware(name: str, moment: datetime) -> datetime:
+    """Return ``moment`` in UTC; a naive datetime is refused because its zone would be a guess."""
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidMessageError(
+            name,
+            f"{moment.isoformat()} has no time zone",
+            "add one, e.g. '+00:00' or datetime(..., tzinfo=UTC)",
+        )
+    return moment.astimezone(UTC)
+
+
+def encode_payload(value: Any) -> tuple[bytes, str]:
+    """Turn a user's value into bytes and a content type: bytes and text as they are, the rest as JSON."""
+    if isinstance(value, bytes):
+        return value, "application/octet-stream"
+    if isinstance(value, str):
+        return value.encode(), "text/plain; charset=utf-8"
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), "application/json"
+    except (TypeError, ValueError) as error:
+        raise PayloadError(
+            "payload",
+            f"{type(value).__name__} cannot be written as JSON ({error})",
+            "pass bytes, str or plain JSON data",
+        ) from None
+
+
+def decode_payload(payload: bytes, content_type: str) -> Any:
+    """Undo :func:`encode_payload`; bytes that are not what the content type says stay bytes."""
+    try:
+        if content_type.startswith("application/json"):
+            return json.loads(payload)
+        if content_type.startswith("text/"):
+            return payload.decode()
+    except ValueError:
+        return payload
+    return payload

@@ -1,0 +1,201 @@
+"""When a message is due, and whether that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from airflow_delay_provider.domain.message import Message, Origin, encode_payload, require_aware
+from airflow_delay_provider.exceptions import (
+    ConfigurationError,
+    InvalidMessageError,
+    PastDeliveryError,
+    PayloadError,
+    TooFarError,
+    TooSoonError,
+)
+
+
+MAX_PRIORITY = 255
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+
+
+class OnPast(StrEnum):
+    """What to do with a due time that has passed."""
+
+    DELIVER = "deliver"
+    FAIL = "fail"
+
+
+class OnConflict(StrEnum):
+    """What to do when the id is taken."""
+
+    #: The same id again is success and changes nothing.
+    KEEP = "keep"
+    FAIL = "fail"
+    #: The waiting message takes the new content and due time.
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a connection accepts."""
+
+    min_delay: timedelta = timedelta(0)
+    max_delay: timedelta = timedelta(days=3660)
+    max_payload_bytes: int = 1_048_576
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Limits:
+        """Read ``min_delay`` and ``max_delay`` (seconds) and ``max_payload_bytes`` from a connection's extra."""
+        given: dict[str, Any] = {}
+        try:
+            for name in ("min_delay", "max_delay"):
+                if settings.get(name) not in (None, ""):
+                    given[name] = timedelta(seconds=float(settings[name]))
+            if settings.get("max_payload_bytes") not in (None, ""):
+                given["max_payload_bytes"] = int(settings["max_payload_bytes"])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"min_delay, max_delay and max_payload_bytes must be numbers ({error}); correct the connection's extra"
+            ) from None
+        return cls(**given)
+
+    def check(self, message: Message, *, now: datetime) -> None:
+        """Refuse a message that is too soon, too far or too large."""
+        self.check_delay(message.deliver_at, now=now)
+        self.check_payload(message)
+
+    def check_delay(self, deliver_at: datetime, *, now: datetime) -> None:
+        """Refuse a due time that is too soon or too far."""
+        delay = deliver_at - now
+        if delay < self.min_delay and self.min_delay > timedelta(0):
+            raise TooSoonError(
+                "deliver_at",
+                f"{deliver_at.isoformat()} is less than min_delay ({self.min_delay}) ahead",
+                "choose a later time or lower min_delay of the connection",
+            )
+        if delay > self.max_delay:
+            raise TooFarError(
+                "deliver_at",
+                f"{deliver_at.isoformat()} is more than max_delay ({self.max_delay}) ahead",
+                "choose an earlier time or raise max_delay of the connection",
+            )
+
+    def check_payload(self, message: Message) -> None:
+        """Refuse a message that is too large."""
+        if len(message.payload) > self.max_payload_bytes:
+            raise PayloadError(
+                "payload",
+                f"{len(message.payload)} bytes are more than max_payload_bytes ({self.max_payload_bytes})",
+                "send a reference to the data or raise max_payload_bytes of the connection",
+            )
+
+
+def resolve_deliver_at(
+    *,
+    deliver_at: datetime | str | None = None,
+    deliver_after: timedelta | float | str | None = None,
+    on_past: OnPast | str = OnPast.DELIVER,
+    now: datetime,
+) -> datetime:
+    """Return the due time from ``deliver_at`` or ``deliver_after``; neither means now."""
+    policy = parse_choice("on_past", OnPast, on_past)
+    if deliver_at is not None and deliver_after is not None:
+        raise InvalidMessageError("deliver_at", "deliver_after is given too", "give only one of the two")
+    if deliver_at is not None:
+        due = require_aware("deliver_at", _parse_moment(deliver_at))
+    elif deliver_after is not None:
+        due = _add(now, _parse_delay(deliver_after))
+    else:
+        return now
+    if due < now and policy is OnPast.FAIL:
+        raise PastDeliveryError(
+            "deliver_at" if deliver_at is not None else "deliver_after",
+            f"{due.isoformat()} has passed",
+            'choose a later time or on_past="deliver"',
+        )
+    return due
+
+
+def compose_message(
+    channel: str,
+    payload: Any,
+    *,
+    deliver_at: datetime | str | None = None,
+    deliver_after: timedelta | float | str | None = None,
+    on_past: OnPast | str = OnPast.DELIVER,
+    message_id: str | None = None,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    content_type: str | None = None,
+    priority: int = 0,
+    origin: Origin | None = None,
+    now: datetime,
+) -> Message:
+    """Turn what a user gives (operator, CLI, HTTP) into a message, or refuse it with a sentence."""
+    data, natural_type = encode_payload(payload)
+    try:
+        priority = int(priority)
+    except (TypeError, ValueError):
+        raise InvalidMessageError("priority", f"{priority!r} is not a whole number", "use 0 to 255") from None
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidMessageError("priority", f"{priority} is out of range", f"use 0 to {MAX_PRIORITY}")
+    return Message(
+        channel=channel,
+        payload=data,
+        deliver_at=resolve_deliver_at(
+            deliver_at=deliver_at, deliver_after=deliver_after, on_past=on_past, now=now
+        ),
+        id=message_id if message_id is not None else str(uuid4()),
+        key=key,
+        headers=headers or {},
+        content_type=content_type or natural_type,
+        priority=priority,
+        origin=origin,
+    )
+
+
+def parse_choice(name: str, choices: type[ChoiceT], value: ChoiceT | str) -> ChoiceT:
+    """Return the member of ``choices`` that ``value`` names."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise InvalidMessageError(name, f"{value!r} is unknown", f"use one of {', '.join(choices)}") from None
+
+
+def _parse_moment(value: datetime | str) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    try:
+        return datetime.fromisoformat(value.strip())
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidMessageError(
+            "deliver_at",
+            f"{value!r} is not a time",
+            "use an aware datetime or ISO-8601 such as 2030-01-31T17:00:00Z",
+        ) from None
+
+
+def _parse_delay(value: timedelta | float | str) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(seconds=float(value))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidMessageError(
+            "deliver_after", f"{value!r} is not a delay", "use a timedelta or a number of seconds"
+        ) from None
+
+
+def _add(now: datetime, delay: timedelta) -> datetime:
+    try:
+        return now + delay
+    except OverflowError:
+        raise TooFarError(
+            "deliver_after", f"{delay} is beyond the calendar", "choose a shorter delay"
+        ) from None

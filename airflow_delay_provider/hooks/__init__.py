@@ -1,0 +1,1 @@
+"""The hook: one Airflow connection, one broker."""

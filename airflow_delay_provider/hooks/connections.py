@@ -1,0 +1,79 @@
+"""From an Airflow connection to a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_delay_provider.domain.schedule import Limits
+from airflow_delay_provider.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from airflow_delay_provider.brokers.base import Broker
+    from airflow_delay_provider.domain.clock import Clock
+    from airflow_delay_provider.ledger.database import Ledger
+
+#: Works without being defined: the ledger of ``[delay] ledger_url``.
+DEFAULT_CONN_ID = "delay_default"
+
+
+def configured_ledger_url() -> str:
+    """Return ``[delay] ledger_url``, by default a SQLite file in Airflow's home."""
+    from airflow.sdk.configuration import conf
+
+    from airflow_delay_provider.ledger.location import default_ledger_url
+
+    url: str = conf.get("delay", "ledger_url", fallback="")
+    return url or default_ledger_url()
+
+
+def open_ledger(connection: Connection | None) -> Ledger:
+    """Return the ledger of a connection of type ``delay``: its PostgreSQL host, else the configured one."""
+    from sqlalchemy.engine import URL
+
+    from airflow_delay_provider.ledger.database import Ledger
+
+    if connection is None or not connection.host:
+        return Ledger(_extra_of(connection).get("ledger_url") or configured_ledger_url())
+    return Ledger(
+        URL.create(
+            "postgresql+psycopg",
+            username=connection.login or None,
+            password=connection.password or None,
+            host=connection.host,
+            port=connection.port,
+            database=connection.schema or None,
+            query={
+                name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")
+            },
+        )
+    )
+
+
+def open_broker(conn_id: str, connection: Connection | None, *, clock: Clock | None = None) -> Broker:
+    """Return the broker of a connection, by its type; ``None`` is the built-in default."""
+    if connection is None:
+        return _open_embedded(connection, clock)
+    try:
+        open_it = _BROKERS[connection.conn_type]
+    except KeyError:
+        raise ConfigurationError(
+            f"connection {conn_id!r} has type {connection.conn_type!r}; use one of {', '.join(_BROKERS)}"
+        ) from None
+    return open_it(connection, clock)
+
+
+def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker:
+    from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+
+    limits = Limits.from_settings(_extra_of(connection))
+    return EmbeddedBroker(open_ledger(connection), limits=limits, clock=clock)
+
+
+def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
+    return connection.extra_dejson if connection is not None else {}
+
+
+_BROKERS: dict[str, Callable[[Connection | None, Clock | None], Broker]] = {"delay": _open_embedded}

@@ -1,0 +1,106 @@
+"""The hook that DAG authors and operators use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+
+from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice
+from airflow_delay_provider.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broker
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from airflow_delay_provider.brokers.base import Broker, Receipt
+    from airflow_delay_provider.brokers.consumer import Consumed
+    from airflow_delay_provider.domain.clock import Clock
+    from airflow_delay_provider.domain.message import Message
+
+
+class DelayHook(BaseHook):
+    """Schedule, send, control and consume messages over one connection.
+
+    :param delay_conn_id: the connection of a broker; ``delay_default`` works without being defined.
+    """
+
+    conn_name_attr = "delay_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = "delay"
+    hook_name = "Delayed messages (embedded)"
+
+    def __init__(self, delay_conn_id: str = DEFAULT_CONN_ID, *, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.delay_conn_id = delay_conn_id
+        self.clock = clock
+        self._broker: Broker | None = None
+
+    def get_conn(self) -> Broker:
+        """Return the broker, opened once."""
+        if self._broker is None:
+            self._broker = open_broker(self.delay_conn_id, self._find_connection(), clock=self.clock)
+        return self._broker
+
+    def schedule(
+        self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
+    ) -> list[Receipt]:
+        """Store all messages or none and return the broker's confirmations."""
+        return self.get_conn().schedule(
+            messages, on_conflict=parse_choice("on_conflict", OnConflict, on_conflict)
+        )
+
+    def compose(self, channel: str, payload: Any, **options: Any) -> Message:
+        """Make a message; ``options`` are those of :func:`~airflow_delay_provider.domain.schedule.compose_message`."""
+        return compose_message(channel, payload, now=self.get_conn().clock.now(), **options)
+
+    def consume(
+        self,
+        channel: str,
+        handler: Callable[[Message], object],
+        *,
+        limit: int | None = None,
+        timeout: timedelta | None = None,
+        max_handled: int = 10,
+        dead_letter_channel: str | None = None,
+        prefetch: int = 100,
+    ) -> Consumed:
+        """Hand messages to ``handler`` until ``limit`` are settled or ``timeout`` has passed.
+
+        The handler returns: acknowledged. It raises ``DeferMessage(delay)``: put back for that long, without blocking.
+        It raises anything else, or has deferred the same message ``max_handled`` times: dead-letter channel.
+        """
+        from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
+
+        config = ConsumerConfig(
+            max_handled=max_handled, dead_letter_channel=dead_letter_channel, prefetch=prefetch
+        )
+        return Consumer(self.get_conn(), channel, handler, config=config).run(limit=limit, timeout=timeout)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Connect for real; Airflow's connection form shows the answer."""
+        try:
+            return True, self.get_conn().check()
+        except DelayError as error:
+            return False, str(error)
+
+    def close(self) -> None:
+        """Let go of the broker's connections."""
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
+
+    def _find_connection(self) -> Connection | None:
+        from airflow.exceptions import AirflowNotFoundException
+
+        try:
+            return self.get_connection(self.delay_conn_id)
+        except AirflowNotFoundException as error:
+            if self.delay_conn_id == DEFAULT_CONN_ID:
+                return None
+            raise ConfigurationError(
+                f"delay_conn_id: connection {self.delay_conn_id!r} is not defined; create it with"
+                f" `airflow connections add {self.delay_conn_id} --conn-type delay` or use {DEFAULT_CONN_ID!r}"
+            ) from error

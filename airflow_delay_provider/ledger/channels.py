@@ -1,0 +1,167 @@
+"""The embedded channels: hand out, settle, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.sql import Select
+
+from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
+from airflow_delay_provider.domain.message import Delivery, Message
+from airflow_delay_provider.exceptions import LifecycleError
+from airflow_delay_provider.ledger import counts, delivery, journal
+from airflow_delay_provider.ledger.dialect import is_one_of
+from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, message_of
+from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
+
+_MESSAGE = scheduled_message.c
+_QUEUED = channel_message.c
+
+
+def receive(
+    connection: Connection, channel: str, *, limit: int, now_ms: int, visible_again_ms: int
+) -> list[Delivery]:
+    """Hand out visible messages in due order; a message that comes again unsettled counts as handled once more."""
+    token = str(uuid4())
+    taken = connection.execute(
+        update(channel_message)
+        .where(_QUEUED.message_seq.in_(_visible(channel, now_ms, limit).with_for_update(skip_locked=True)))
+        .values(handle=token, visible_at_ms=visible_again_ms, received_count=_QUEUED.received_count + 1)
+        .returning(_QUEUED.message_seq)
+    ).scalars()
+    messages = _messages(connection, list(taken))
+    return [Delivery(message=message, handle=f"{seq}:{token}") for seq, message in messages]
+
+
+def peek(connection: Connection, channel: str, *, limit: int, now_ms: int) -> list[Message]:
+    """Return visible messages in due order and leave them."""
+    seqs = list(connection.execute(_visible(channel, now_ms, limit)).scalars())
+    return [message for _, message in _messages(connection, seqs)]
+
+
+def ack(connection: Connection, deliveries: Iterable[Delivery]) -> set[str]:
+    """Remove handled messages and return the handles that had ended before."""
+    return _settle(connection, deliveries, lambda mine: delete(channel_message).where(mine))
+
+
+def release(connection: Connection, deliveries: Iterable[Delivery], *, visible_at_ms: int) -> set[str]:
+    """Give messages back as if they had not been handed out and return the handles that had ended before."""
+    back = update(channel_message).values(
+        handle=None, visible_at_ms=visible_at_ms, received_count=_QUEUED.received_count - 1
+    )
+    return _settle(connection, deliveries, back.where)
+
+
+def requeue(
+    connection: Connection, item: Delivery, *, deliver_at_ms: int, now_ms: int, reason: str | None
+) -> None:
+    """Let a message wait again for its own channel; one that is due already goes straight back into it."""
+    _take_back(connection, item)
+    again = item.message.requeued(from_ms(deliver_at_ms))
+    row = _change(
+        connection,
+        item,
+        Change.REQUEUED,
+        {"deliver_at_ms": deliver_at_ms, "handled_count": again.handled_count, "dispatched_at_ms": None},
+        now_ms=now_ms,
+        reason=reason,
+    )
+    if deliver_at_ms <= now_ms:
+        delivery.deliver_now(connection, [row.seq], now_ms=now_ms)
+
+
+def dead_letter(connection: Connection, item: Delivery, *, channel: str, now_ms: int, reason: str) -> None:
+    """Move a message to the dead-letter channel; it stays known under its own channel."""
+    _take_back(connection, item)
+    handled = {"handled_count": item.message.handled_count}
+    row = _change(connection, item, Change.DEAD_LETTERED, handled, now_ms=now_ms, reason=reason)
+    delivery.put_into_channel(connection, [row.seq], channel=channel)
+
+
+def visibility_ended(item: Delivery) -> LifecycleError:
+    """Return the error for settling a message that may be in other hands by now."""
+    return LifecycleError(
+        item.message.id,
+        "may be handed out again since its visibility ended; settle sooner or raise visibility",
+    )
+
+
+def _visible(channel: str, now_ms: int, limit: int) -> Select[tuple[int]]:
+    return (
+        select(_QUEUED.message_seq)
+        .where(_QUEUED.channel == channel, _QUEUED.visible_at_ms <= now_ms)
+        .order_by(_QUEUED.deliver_at_ms, _QUEUED.message_seq)
+        .limit(limit)
+    )
+
+
+def _messages(connection: Connection, seqs: Sequence[int]) -> list[tuple[int, Message]]:
+    if not seqs:
+        return []
+    query = (
+        select(_MESSAGE.seq, _QUEUED.received_count, *MESSAGE_COLUMNS)
+        .join_from(channel_message, scheduled_message, _MESSAGE.seq == _QUEUED.message_seq)
+        .where(is_one_of(connection, _QUEUED.message_seq, seqs))
+        .order_by(_QUEUED.deliver_at_ms, _QUEUED.message_seq)
+    )
+    return [
+        (row.seq, message_of(row, extra_handled=max(0, row.received_count - 1)))
+        for row in connection.execute(query)
+    ]
+
+
+def _settle(connection: Connection, deliveries: Iterable[Delivery], statement_for: Any) -> set[str]:
+    ended: set[str] = set()
+    by_token = sorted((_split(item.handle) for item in deliveries), key=lambda handle: handle[1])
+    for token, handles in groupby(by_token, key=lambda handle: handle[1]):
+        seqs = [seq for seq, _ in handles]
+        mine = is_one_of(connection, _QUEUED.message_seq, seqs) & (_QUEUED.handle == token)
+        settled = connection.execute(statement_for(mine).returning(_QUEUED.message_seq)).scalars()
+        ended.update(f"{seq}:{token}" for seq in set(seqs) - set(settled))
+    return ended
+
+
+def _take_back(connection: Connection, item: Delivery) -> None:
+    if ack(connection, [item]):
+        raise visibility_ended(item)
+
+
+def _change(
+    connection: Connection,
+    item: Delivery,
+    change: Change,
+    values: dict[str, Any],
+    *,
+    now_ms: int,
+    reason: str | None,
+) -> Row[Any]:
+    seq, _ = _split(item.handle)
+    row = connection.execute(
+        select(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.state).where(
+            _MESSAGE.seq == seq
+        )
+    ).one()
+    before = State(row.state)
+    if before not in allowed_from(change):
+        raise LifecycleError(item.message.id, f"is {before.name} and cannot be {change.value}")
+    after = outcome_of(change)
+    connection.execute(
+        update(scheduled_message)
+        .where(_MESSAGE.seq == seq)
+        .values(
+            values | {"state": after.value, "updated_at_ms": now_ms, "generation": _MESSAGE.generation + 1}
+        )
+    )
+    journal.append(connection, change, [seq], at_ms=now_ms, reason=reason)
+    counts.apply(connection, counts.moves([row], before=before, after=after))
+    return row
+
+
+def _split(handle: str) -> tuple[int, str]:
+    seq, _, token = handle.partition(":")
+    return int(seq), token

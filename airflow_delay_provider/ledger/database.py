@@ -1,0 +1,194 @@
+"""One ledger database: its engine, its transactions, and its errors in this package's words."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
+from airflow_delay_provider.ledger import migrations
+
+ResultT = TypeVar("ResultT")
+
+#: Two writers that block each other try again after a random moment (B35).
+CONTENTION = Backoff(
+    initial=timedelta(milliseconds=20), cap=timedelta(seconds=1), floor=timedelta(milliseconds=5)
+)
+CONTENTION_ATTEMPTS = 8
+_CONTENTION_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
+_MISSING_TABLE_SQLSTATES = frozenset({"42P01"})
+SQLITE_BUSY_SECONDS = 30
+POSTGRES_CONNECT_SECONDS = 10
+
+
+class Ledger:
+    """A ledger database. Cheap to make: it connects on first use and creates the tables of a new SQLite file."""
+
+    def __init__(self, url: str | URL) -> None:
+        self.url = _parse(url)
+        self.engine = _create_engine(self.url)
+        self._ready = False
+
+    @property
+    def name(self) -> str:
+        """The URL without its password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def dialect(self) -> str:
+        """Either ``sqlite`` or ``postgresql``."""
+        return self.url.get_backend_name()
+
+    def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
+        """Run ``work`` in one write transaction and return its result after the commit.
+
+        Nothing of a failed ``work`` stays. Deadlocks and lock time-outs are tried again, so ``work`` may run more than
+        once and must not have effects outside the transaction.
+        """
+        self._prepare()
+        for attempt in range(1, CONTENTION_ATTEMPTS + 1):
+            try:
+                with self.engine.execution_options(writes=True).begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if not _is_contention(error) or attempt == CONTENTION_ATTEMPTS:
+                    raise self._translate(error) from error
+                time.sleep(CONTENTION.delay(attempt, random.random).total_seconds())
+            except SQLAlchemyError as error:
+                raise self._translate(error) from error
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Open one read transaction: everything read inside is of one moment."""
+        self._prepare()
+        try:
+            with self.engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise self._translate(error) from error
+
+    def migrate(self) -> str:
+        """Create or upgrade the tables and return the schema revision."""
+        try:
+            return migrations.upgrade(self.engine)
+        except SQLAlchemyError as error:
+            raise self._translate(error) from error
+
+    def revision(self) -> str | None:
+        """Return the schema revision of the database, None before the first migration."""
+        try:
+            return migrations.current(self.engine)
+        except SQLAlchemyError as error:
+            raise self._translate(error) from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        revision = self.revision()
+        if revision != migrations.HEAD:
+            if self.dialect != "sqlite":
+                raise LedgerError(
+                    f"the ledger at {self.name} has schema revision {revision}, this version needs {migrations.HEAD};"
+                    " run `airflow delay db migrate`"
+                )
+            self.migrate()
+        self._ready = True
+
+    def _translate(self, error: SQLAlchemyError) -> LedgerError:
+        cause = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        if _sqlstate(error) in _MISSING_TABLE_SQLSTATES:
+            return LedgerError(f"the ledger at {self.name} has no tables; run `airflow delay db migrate`")
+        return LedgerError(
+            f"the ledger at {self.name} did not confirm ({cause}); nothing of this call is known to be stored:"
+            " check that the database runs and accepts this user, then try again with the same ids"
+        )
+
+
+def _parse(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ConfigurationError(
+            f"ledger_url: not a database URL ({type(error).__name__}); use sqlite:////path/to/ledger.db or"
+            " postgresql+psycopg://user:password@host/database"
+        ) from None
+    if parsed.get_backend_name() == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.set(drivername="sqlite")
+    raise ConfigurationError(
+        f"ledger_url: {parsed.get_backend_name()!r} is not supported; use sqlite or postgresql+psycopg"
+    )
+
+
+def _create_engine(url: URL) -> Engine:
+    try:
+        if url.get_backend_name() == "postgresql":
+            return create_engine(
+                url,
+                pool_pre_ping=True,
+                connect_args={
+                    "connect_timeout": POSTGRES_CONNECT_SECONDS,
+                    "application_name": "airflow-delay",
+                },
+            )
+        return _create_sqlite_engine(url)
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        raise ConfigurationError(
+            f"ledger_url: the driver for {url.get_backend_name()} is missing ({error});"
+            " install airflow-delay-provider[postgres]"
+        ) from error
+
+
+def _create_sqlite_engine(url: URL) -> Engine:
+    options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_SECONDS, "check_same_thread": False}}
+    if url.database in (None, "", ":memory:"):
+        # One connection is the database: it must be the only one and outlive every use.
+        options["poolclass"] = StaticPool
+    else:
+        Path(url.database).expanduser().absolute().parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, **options)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    # The driver's own transaction handling would begin reads late and writes without the lock.
+    connection.isolation_level = None
+    # A commit is on disk before it is confirmed (FULL); readers never wait for the writer (WAL).
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A write that starts as a read cannot be upgraded while another one writes: take the lock first.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _sqlstate(error: SQLAlchemyError) -> str | None:
+    return getattr(getattr(error, "orig", None), "sqlstate", None)
+
+
+def _is_contention(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.OperationalError):
+        return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _sqlstate(error) in _CONTENTION_SQLSTATES

@@ -1,0 +1,106 @@
+"""The embedded journal: what happened to which message, readable in an order that leaves nothing out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, literal, select, tuple_
+
+from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change, State, outcome_of
+from airflow_delay_provider.ledger.dialect import (
+    is_one_of,
+    oldest_running_transaction,
+    writing_transaction,
+)
+from airflow_delay_provider.ledger.tables import event, scheduled_message
+
+
+def append(
+    connection: Connection, change: Change, seqs: Sequence[int], *, at_ms: int, reason: str | None = None
+) -> None:
+    """Record that ``change`` happened to these messages, as they are now."""
+    if not seqs:
+        return
+    source = scheduled_message.c
+    entries = select(
+        writing_transaction(connection),
+        source.seq,
+        source.id,
+        source.channel,
+        literal(change.value),
+        literal(at_ms),
+        source.deliver_at_ms,
+        literal(reason),
+    ).where(is_one_of(connection, source.seq, seqs))
+    columns = ["xid", "message_seq", "message_id", "channel", "change", "at_ms", "deliver_at_ms", "reason"]
+    connection.execute(insert(event).from_select(columns, entries))
+
+
+def end(connection: Connection) -> str:
+    """Return a position that every entry committed from now on lies behind."""
+    if connection.dialect.name == "sqlite":
+        return f"0:{connection.execute(select(func.coalesce(func.max(event.c.seq), 0))).scalar_one()}"
+    return f"{connection.execute(select(oldest_running_transaction(connection))).scalar_one()}:0"
+
+
+def read(connection: Connection, *, after: str, limit: int) -> list[JournalEntry]:
+    """Return the entries behind ``after`` whose transactions, and all before them, have ended."""
+    xid, seq = (int(part) for part in after.split(":"))
+    query = (
+        select(event)
+        .where(
+            tuple_(event.c.xid, event.c.seq) > tuple_(literal(xid), literal(seq)),
+            event.c.xid < oldest_running_transaction(connection),
+        )
+        .order_by(event.c.xid, event.c.seq)
+        .limit(limit)
+    )
+    return [_entry_of(row) for row in connection.execute(query)]
+
+
+def history(connection: Connection, message_seq: int) -> list[JournalEntry]:
+    """Return everything that happened to one message, oldest first."""
+    query = select(event).where(event.c.message_seq == message_seq).order_by(event.c.seq)
+    return [_entry_of(row) for row in connection.execute(query)]
+
+
+def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping[str, JournalEntry]:
+    """Return how the messages that wait no longer ended, from their rows."""
+    if not message_ids:
+        return {}
+    source = scheduled_message.c
+    query = select(
+        source.id,
+        source.state,
+        source.channel,
+        source.deliver_at_ms,
+        source.updated_at_ms,
+        source.dispatched_at_ms,
+    ).where(is_one_of(connection, source.id, message_ids), source.state != State.SCHEDULED.value)
+    changes = {outcome_of(change): change for change in FINAL_CHANGES}
+    return {
+        row.id: JournalEntry(
+            message_id=row.id,
+            change=changes[State(row.state)],
+            at=from_ms(row.dispatched_at_ms if row.state == State.DISPATCHED else row.updated_at_ms),
+            channel=row.channel,
+            deliver_at=from_ms(row.deliver_at_ms),
+            position="",
+        )
+        for row in connection.execute(query)
+    }
+
+
+def _entry_of(row: Row[Any]) -> JournalEntry:
+    return JournalEntry(
+        message_id=row.message_id,
+        change=Change(row.change),
+        at=from_ms(row.at_ms),
+        channel=row.channel,
+        deliver_at=from_ms(row.deliver_at_ms),
+        position=f"{row.xid}:{row.seq}",
+        reason=row.reason,
+    )

@@ -1,0 +1,132 @@
+"""Looking at the ledger: one message, pages of messages, what is next. Cost does not grow with the number of rows."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, literal, select, tuple_, union_all
+from sqlalchemy.sql import Select
+
+from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.exceptions import InvalidMessageError, UnknownMessageError
+from airflow_delay_provider.ledger import journal
+from airflow_delay_provider.ledger.records import MessageRecord, record_of
+from airflow_delay_provider.ledger.tables import scheduled_message
+
+_MESSAGE = scheduled_message.c
+MAX_PAGE_SIZE = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Some messages in due order, without payloads, and tokens of the pages beside it."""
+
+    records: Sequence[MessageRecord]
+    next: str | None
+    prev: str | None
+
+
+def get(connection: Connection, message_id: str) -> MessageRecord:
+    """Return one message with its payload."""
+    return record_of(_find(connection, message_id))
+
+
+def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
+    """Return everything that happened to one message, oldest first."""
+    return journal.history(connection, _find(connection, message_id).seq)
+
+
+def next_scheduled_at(connection: Connection, *, channel: str | None = None) -> datetime | None:
+    """Return the earliest due time of all waiting messages, of one channel or of all."""
+    query = select(func.min(_MESSAGE.deliver_at_ms)).where(_MESSAGE.state == State.SCHEDULED.value)
+    if channel is not None:
+        query = query.where(_MESSAGE.channel == channel)
+    due = connection.execute(query).scalar()
+    return None if due is None else from_ms(due)
+
+
+def page(
+    connection: Connection,
+    *,
+    channel: str | None = None,
+    states: Sequence[State] = (),
+    token: str | None = None,
+    size: int = 100,
+) -> Page:
+    """Return one page. Each state is read from its own stretch of an index, so a page costs the same anywhere."""
+    if not 1 <= size <= MAX_PAGE_SIZE:
+        raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
+    cursor = _Cursor.parse(token)
+    backwards = cursor is not None and cursor.backwards
+    stretches = [
+        _stretch(state, channel=channel, cursor=cursor, size=size + 1) for state in states or tuple(State)
+    ]
+    merged = union_all(*(select(stretch.subquery()) for stretch in stretches)).subquery()
+    order = (merged.c.deliver_at_ms, merged.c.seq)
+    rows = connection.execute(
+        select(merged).order_by(*(c.desc() if backwards else c for c in order)).limit(size + 1)
+    ).all()
+    more, rows = len(rows) > size, rows[:size]
+    if backwards:
+        rows = rows[::-1]
+    has_next, has_prev = (cursor is not None, more) if backwards else (more, cursor is not None)
+    return Page(
+        records=[record_of(row) for row in rows],
+        next=_Cursor.at(rows[-1], backwards=False) if rows and has_next else None,
+        prev=_Cursor.at(rows[0], backwards=True) if rows and has_prev else None,
+    )
+
+
+def _stretch(state: State, *, channel: str | None, cursor: _Cursor | None, size: int) -> Select[Any]:
+    columns = [
+        literal(b"").label("payload") if column.name == "payload" else column
+        for column in scheduled_message.columns
+        if column.name not in ("claimed_by", "claimed_until_ms")
+    ]
+    query = select(*columns).where(_MESSAGE.state == state.value)
+    if channel is not None:
+        query = query.where(_MESSAGE.channel == channel)
+    order = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
+    if cursor is None:
+        return query.order_by(*order).limit(size)
+    place = tuple_(literal(cursor.deliver_at_ms), literal(cursor.seq))
+    if cursor.backwards:
+        return query.where(tuple_(*order) < place).order_by(*(c.desc() for c in order)).limit(size)
+    return query.where(tuple_(*order) > place).order_by(*order).limit(size)
+
+
+def _find(connection: Connection, message_id: str) -> Row[Any]:
+    row = connection.execute(select(scheduled_message).where(_MESSAGE.id == message_id)).one_or_none()
+    if row is None:
+        raise UnknownMessageError(message_id)
+    return row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cursor:
+    backwards: bool
+    deliver_at_ms: int
+    seq: int
+
+    @classmethod
+    def parse(cls, token: str | None) -> _Cursor | None:
+        if token is None:
+            return None
+        try:
+            direction, due, seq = base64.urlsafe_b64decode(token.encode()).decode().split(":")
+            return cls(backwards={"<": True, ">": False}[direction], deliver_at_ms=int(due), seq=int(seq))
+        except (ValueError, KeyError):
+            raise InvalidMessageError(
+                "page", f"{token!r} is not a page token", "use one from a listing"
+            ) from None
+
+    @classmethod
+    def at(cls, row: Row[Any], *, backwards: bool) -> str:
+        text = f"{'<' if backwards else '>'}:{row.deliver_at_ms}:{row.seq}"
+        return base64.urlsafe_b64encode(text.encode()).decode()

@@ -1,0 +1,102 @@
+"""How a message is written as a row and read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row
+
+from airflow_delay_provider.domain.clock import ceil_ms, from_ms
+from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.ledger.tables import scheduled_message
+
+#: What a :class:`Message` is made of.
+MESSAGE_COLUMNS = [
+    scheduled_message.c[name]
+    for name in (
+        "id channel payload deliver_at_ms key headers content_type priority handled_count"
+        " dag_id run_id task_id map_index"
+    ).split()
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageRecord:
+    """A message as the ledger knows it."""
+
+    message: Message
+    state: State
+    scheduled_at: datetime
+    updated_at: datetime
+    dispatched_at: datetime | None
+    #: The connection of the broker it goes to; None is an embedded channel.
+    destination: str | None
+    generation: int
+
+    @property
+    def lateness(self) -> timedelta | None:
+        """How long after its due time it was handed to its channel."""
+        return self.dispatched_at - self.message.deliver_at if self.dispatched_at else None
+
+
+def row_of(message: Message, *, destination: str | None, now_ms: int) -> dict[str, Any]:
+    """Return the row of a message that is to wait."""
+    origin = message.origin
+    return {
+        "id": message.id,
+        "channel": message.channel,
+        "state": State.SCHEDULED.value,
+        "deliver_at_ms": ceil_ms(message.deliver_at),
+        "scheduled_at_ms": now_ms,
+        "updated_at_ms": now_ms,
+        "payload": message.payload,
+        "content_type": message.content_type,
+        "key": message.key,
+        "headers": dict(message.headers) or None,
+        "priority": message.priority,
+        "handled_count": message.handled_count,
+        "dag_id": origin.dag_id if origin else None,
+        "run_id": origin.run_id if origin else None,
+        "task_id": origin.task_id if origin else None,
+        "map_index": origin.map_index if origin else None,
+        "destination": destination,
+        "generation": 0,
+    }
+
+
+def message_of(row: Row[Any], *, extra_handled: int = 0) -> Message:
+    """Return the message of a row with ``MESSAGE_COLUMNS``."""
+    return Message(
+        id=row.id,
+        channel=row.channel,
+        payload=row.payload,
+        deliver_at=from_ms(row.deliver_at_ms),
+        key=row.key,
+        headers=row.headers or {},
+        content_type=row.content_type,
+        priority=row.priority,
+        handled_count=row.handled_count + extra_handled,
+        origin=_origin_of(row),
+    )
+
+
+def record_of(row: Row[Any]) -> MessageRecord:
+    """Return the record of a whole ``scheduled_message`` row."""
+    return MessageRecord(
+        message=message_of(row),
+        state=State(row.state),
+        scheduled_at=from_ms(row.scheduled_at_ms),
+        updated_at=from_ms(row.updated_at_ms),
+        dispatched_at=None if row.dispatched_at_ms is None else from_ms(row.dispatched_at_ms),
+        destination=row.destination,
+        generation=row.generation,
+    )
+
+
+def _origin_of(row: Row[Any]) -> Origin | None:
+    if row.dag_id is None:
+        return None
+    return Origin(dag_id=row.dag_id, run_id=row.run_id, task_id=row.task_id, map_index=row.map_index)

@@ -1,0 +1,180 @@
+"""Messages enter the ledger, and change while they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.domain.schedule import OnConflict
+from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
+from airflow_delay_provider.ledger import counts, journal
+from airflow_delay_provider.ledger.dialect import Upsert, is_one_of, upsert_into
+from airflow_delay_provider.ledger.records import row_of
+from airflow_delay_provider.ledger.tables import scheduled_message
+
+_MESSAGE = scheduled_message.c
+_CONTENT = (
+    "state deliver_at_ms updated_at_ms payload content_type key headers priority handled_count"
+    " dag_id run_id task_id map_index"
+).split()
+_STORED = (
+    _MESSAGE.seq,
+    _MESSAGE.id,
+    _MESSAGE.channel,
+    _MESSAGE.destination,
+    _MESSAGE.deliver_at_ms,
+    _MESSAGE.generation,
+)
+
+
+def insert(
+    connection: Connection,
+    messages: Sequence[Message],
+    *,
+    destination: str | None = None,
+    on_conflict: OnConflict,
+    now_ms: int,
+) -> dict[str, Row[Any]]:
+    """Store messages that are to wait and return the rows that are new or replaced, by id.
+
+    An id that is not returned was kept: a message of the same channel has it. The policy is part of the insert itself,
+    so of two writers with the same id one inserts and the other meets the conflict. Raises, with nothing stored, when
+    an id belongs to another channel, when the policy says so, or when the message to replace waits no longer.
+    """
+    if not messages:
+        return {}
+    rows = [row_of(message, destination=destination, now_ms=now_ms) for message in messages]
+    stored = connection.execute(_insert_statement(connection, on_conflict), rows).all()
+    fresh = {row.id: row for row in stored}
+    if len(fresh) < len(messages):
+        _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], on_conflict)
+    created = [row for row in stored if row.generation == 0]
+    changed = [row for row in stored if row.generation > 0]
+    deltas = counts.moves(created, before=None, after=State.SCHEDULED)
+    journal.append(connection, Change.SCHEDULED, _seqs(created), at_ms=now_ms)
+    if on_conflict is OnConflict.REPLACE:
+        journal.append(connection, Change.RESCHEDULED, _seqs(changed), at_ms=now_ms)
+    else:
+        journal.append(connection, Change.REQUEUED, _seqs(changed), at_ms=now_ms)
+        deltas.update(counts.moves(changed, before=State.DISPATCHED, after=State.SCHEDULED))
+    counts.apply(connection, deltas)
+    return fresh
+
+
+def change_waiting(
+    connection: Connection,
+    message_ids: Sequence[str],
+    change: Change,
+    *,
+    now_ms: int,
+    deliver_at_ms: int | None = None,
+) -> list[Row[Any]]:
+    """Cancel, reschedule or expedite messages that wait, all or none, and return their rows.
+
+    A message that a dispatcher is handing over at this moment is refused: it can no longer be called back.
+    """
+    wanted = list(dict.fromkeys(message_ids))
+    if not wanted:
+        return []
+    values: dict[str, Any] = {
+        "state": outcome_of(change).value,
+        "updated_at_ms": now_ms,
+        "generation": _MESSAGE.generation + 1,
+    }
+    if deliver_at_ms is not None:
+        values["deliver_at_ms"] = deliver_at_ms
+    changed = connection.execute(
+        update(scheduled_message)
+        .where(
+            is_one_of(connection, _MESSAGE.id, wanted),
+            _MESSAGE.state.in_(sorted(allowed_from(change))),
+            _MESSAGE.claimed_until_ms.is_(None),
+        )
+        .values(values)
+        .returning(*_STORED)
+    ).all()
+    if len(changed) < len(wanted):
+        _refuse_change(connection, set(wanted) - {row.id for row in changed}, change)
+    journal.append(connection, change, _seqs(changed), at_ms=now_ms)
+    if outcome_of(change) is not State.SCHEDULED:
+        counts.apply(connection, counts.moves(changed, before=State.SCHEDULED, after=outcome_of(change)))
+    return list(changed)
+
+
+def _insert_statement(connection: Connection, on_conflict: OnConflict) -> Any:
+    statement = upsert_into(connection, scheduled_message)
+    match on_conflict:
+        case OnConflict.FAIL:
+            statement = statement.on_conflict_do_nothing(index_elements=["id"])
+        case OnConflict.REPLACE:
+            waits = (_MESSAGE.state == State.SCHEDULED.value) & _MESSAGE.claimed_until_ms.is_(None)
+            statement = _overwrite(statement, waits)
+        case OnConflict.KEEP:
+            # The same id comes back with a higher count only when a consumer put the message back.
+            returns = (_MESSAGE.handled_count < statement.excluded.handled_count) & (
+                _MESSAGE.state == State.DISPATCHED.value
+            )
+            statement = _overwrite(statement, returns)
+    return statement.returning(*_STORED)
+
+
+def _overwrite(statement: Upsert, condition: Any) -> Upsert:
+    new = statement.excluded
+    return statement.on_conflict_do_update(
+        index_elements=["id"],
+        set_={name: new[name] for name in _CONTENT} | {"generation": _MESSAGE.generation + 1},
+        where=condition & (_MESSAGE.channel == new.channel),
+    )
+
+
+def _refuse_conflicts(connection: Connection, messages: Sequence[Message], on_conflict: OnConflict) -> None:
+    taken = _find(connection, [message.id for message in messages])
+    for message in messages:
+        row = taken[message.id]
+        if row.channel != message.channel:
+            raise ConflictError(
+                message.id,
+                f"exists already in channel {row.channel!r}, not {message.channel!r}; use another message_id",
+            )
+        if on_conflict is OnConflict.FAIL:
+            raise ConflictError(
+                message.id,
+                f"exists already ({State(row.state).name}); use another message_id,"
+                ' or on_conflict="keep" or "replace"',
+            )
+        if on_conflict is OnConflict.REPLACE:
+            raise ConflictError(
+                message.id,
+                f"is {_situation(row)} and cannot be replaced any more; use another message_id",
+            )
+
+
+def _refuse_change(connection: Connection, message_ids: set[str], change: Change) -> None:
+    found = _find(connection, sorted(message_ids))
+    for message_id in sorted(message_ids):
+        row = found.get(message_id)
+        if row is None:
+            raise UnknownMessageError(message_id)
+        if not (change is Change.CANCELLED and row.state == State.CANCELLED):
+            raise LifecycleError(
+                message_id,
+                f"is {_situation(row)} and cannot be {change.value} any more; only a waiting message can",
+            )
+
+
+def _find(connection: Connection, message_ids: Sequence[str]) -> dict[str, Row[Any]]:
+    query = select(_MESSAGE.id, _MESSAGE.channel, _MESSAGE.state, _MESSAGE.claimed_until_ms)
+    rows = connection.execute(query.where(is_one_of(connection, _MESSAGE.id, message_ids)))
+    return {row.id: row for row in rows}
+
+
+def _situation(row: Row[Any]) -> str:
+    return "being dispatched" if row.claimed_until_ms is not None else State(row.state).name
+
+
+def _seqs(rows: Sequence[Row[Any]]) -> list[int]:
+    return [row.seq for row in rows]

@@ -1,0 +1,148 @@
+"""The tables. Times are whole milliseconds since the epoch: exact, index-friendly and the same on every database."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+from airflow_delay_provider.domain.lifecycle import State
+
+#: SQLite numbers rows by itself only for INTEGER keys.
+Sequence = BigInteger().with_variant(Integer(), "sqlite")
+
+metadata = MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"}
+)
+
+scheduled_message = Table(
+    "delay_scheduled_message",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("id", String(255), nullable=False),
+    Column("channel", String(255), nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("deliver_at_ms", BigInteger, nullable=False),
+    Column("scheduled_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+    Column("dispatched_at_ms", BigInteger),
+    Column("payload", LargeBinary, nullable=False),
+    Column("content_type", String(255), nullable=False),
+    Column("key", Text),
+    Column("headers", JSON(none_as_null=True)),
+    Column("priority", Integer, nullable=False),
+    Column("handled_count", Integer, nullable=False),
+    Column("dag_id", String(250)),
+    Column("run_id", String(250)),
+    Column("task_id", String(250)),
+    Column("map_index", Integer),
+    # The connection of the broker it goes to; NULL is a channel in this database.
+    Column("destination", String(255)),
+    # Raised by every replace, reschedule, expedite and requeue.
+    Column("generation", Integer, nullable=False),
+    # The dispatcher that is sending it to another broker right now.
+    Column("claimed_by", String(255)),
+    Column("claimed_until_ms", BigInteger),
+    sqlite_autoincrement=True,
+)
+
+_WAITING = f"state = {State.SCHEDULED.value}"
+_DUE_HERE = text(f"{_WAITING} AND destination IS NULL")
+_DUE_AWAY = text(f"{_WAITING} AND destination IS NOT NULL AND claimed_until_ms IS NULL")
+_CLAIMED = text("claimed_until_ms IS NOT NULL")
+
+Index("uq_delay_scheduled_message_id", scheduled_message.c.id, unique=True)
+Index(
+    "ix_delay_scheduled_message_state",
+    scheduled_message.c.state,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+)
+Index(
+    "ix_delay_scheduled_message_channel",
+    scheduled_message.c.channel,
+    scheduled_message.c.state,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+)
+Index(
+    "ix_delay_scheduled_message_due_here",
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+    sqlite_where=_DUE_HERE,
+    postgresql_where=_DUE_HERE,
+)
+Index(
+    "ix_delay_scheduled_message_due_away",
+    scheduled_message.c.destination,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+    sqlite_where=_DUE_AWAY,
+    postgresql_where=_DUE_AWAY,
+)
+Index(
+    "ix_delay_scheduled_message_claimed",
+    scheduled_message.c.claimed_until_ms,
+    sqlite_where=_CLAIMED,
+    postgresql_where=_CLAIMED,
+)
+
+#: The embedded channels: what was dispatched here and is not acknowledged yet, in due order.
+channel_message = Table(
+    "delay_channel_message",
+    metadata,
+    Column(
+        "message_seq",
+        Sequence,
+        ForeignKey("delay_scheduled_message.seq"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("channel", String(255), nullable=False),
+    Column("deliver_at_ms", BigInteger, nullable=False),
+    Column("visible_at_ms", BigInteger, nullable=False),
+    Column("handle", String(36)),
+    Column("received_count", Integer, nullable=False),
+    Index("ix_delay_channel_message_order", "channel", "deliver_at_ms", "message_seq"),
+)
+
+#: The embedded journal. ``xid`` is the writing transaction: rows become readable in (xid, seq) order, so a reader that
+#: stays below the oldest transaction still running never passes by a row that is committed later.
+event = Table(
+    "delay_event",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("xid", BigInteger, nullable=False),
+    Column("message_seq", BigInteger, nullable=False, index=True),
+    Column("message_id", String(255), nullable=False),
+    Column("channel", String(255), nullable=False),
+    Column("change", String(16), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("deliver_at_ms", BigInteger, nullable=False),
+    Column("reason", Text),
+    Index("ix_delay_event_commit_order", "xid", "seq"),
+    sqlite_autoincrement=True,
+)
+
+#: How many messages are in each state, changed in the transaction that changes the state.
+message_count = Table(
+    "delay_message_count",
+    metadata,
+    # "" is this database.
+    Column("destination", String(255), primary_key=True),
+    Column("channel", String(255), primary_key=True),
+    Column("state", SmallInteger, primary_key=True),
+    Column("n", BigInteger, nullable=False),
+)
