@@ -81,9 +81,7 @@ def start_servers(names: Sequence[str], run_dir: Path, stack: ExitStack) -> dict
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> int:
-    child = subprocess.Popen(
-        command, env={**os.environ, **environment}, preexec_fn=dies_with_parent(signal.SIGTERM)
-    )
+    child = subprocess.Popen(command, env={**os.environ, **environment}, preexec_fn=dies_with_parent(signal.SIGTERM))
     try:
         code = child.wait()
     except Stopped as stopped:
@@ -118,9 +116,7 @@ def on_stop_signals(action: Callable[[int, FrameType | None], object] | signal.H
 
 def missing_banner(name: str, variable: str, reason: UnavailableError) -> str:
     line = "!" * 100
-    return (
-        f"{line}\n!! {name} IS MISSING: its tests are skipped ({variable} stays unset).\n!! {reason}\n{line}"
-    )
+    return f"{line}\n!! {name} IS MISSING: its tests are skipped ({variable} stays unset).\n!! {reason}\n{line}"
 
 
 if __name__ == "__main__":

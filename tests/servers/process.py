@@ -69,9 +69,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(
-    ready: Callable[[], bool], *, process: subprocess.Popen[bytes], deadline_seconds: float
-) -> bool:
+def wait_until(ready: Callable[[], bool], *, process: subprocess.Popen[bytes], deadline_seconds: float) -> bool:
     """True once ready; False when the process ended or the deadline passed before."""
     deadline = time.monotonic() + deadline_seconds
     while process.poll() is None and time.monotonic() < deadline:
