@@ -1,0 +1,78 @@
+"""What all tests share: an Airflow home of their own, and ledgers on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.databases import fresh_database
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.ledger.database import Ledger
+
+# Airflow reads these when it is first imported, which is after this file.
+_HOME = tempfile.mkdtemp(prefix="delay-airflow-home-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ["AIRFLOW_HOME"] = _HOME
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ.pop("AIRFLOW__DELAY__LEDGER_URL", None)
+
+settings.register_profile("delay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("delay")
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres() -> Iterator[str]:
+    """A migrated database that others are copied from; nobody stays connected to it."""
+    from airflow_delay_provider.ledger.database import Ledger
+
+    with fresh_database() as url:
+        ledger = Ledger(url)
+        ledger.migrate()
+        ledger.close()
+        yield url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh, migrated PostgreSQL database."""
+    with fresh_database(template=request.getfixturevalue("migrated_postgres")) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres_url() -> Iterator[str]:
+    """A fresh PostgreSQL database without our tables."""
+    with fresh_database() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh ledger, ready to use, once on each database."""
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[Ledger]:
+    """A fresh ledger, once on each database."""
+    from airflow_delay_provider.ledger.database import Ledger
+
+    opened = Ledger(ledger_url)
+    yield opened
+    opened.close()

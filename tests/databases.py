@@ -1,0 +1,46 @@
+"""Fresh PostgreSQL databases for tests; their names are random, so that runs beside each other never meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
+
+URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
+
+
+def require_postgres() -> str:
+    """The server to create databases on; without one the test is skipped, on CI it fails."""
+    url = os.environ.get(URL_VARIABLE)
+    if url:
+        return url
+    reason = f"{URL_VARIABLE} is not set: no PostgreSQL to test with"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def fresh_database(*, template: str | None = None) -> Iterator[str]:
+    """Yield the URL of a new database, a copy of the one at ``template`` or empty, and drop it at the end."""
+    server = require_postgres()
+    name = f"delay_test_{uuid4().hex}"
+    source = make_url(template).database if template else "template0"
+    execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{source}"')
+    try:
+        yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    finally:
+        execute(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def execute(url: str, statement: str) -> None:
+    """Run one statement outside of any transaction."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.execute(text(statement))
