@@ -14,6 +14,7 @@ from airflow_delay_provider.domain.clock import ceil_ms, from_ms
 from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
 
 MAX_ID_LENGTH = 255
+MAX_CONTENT_TYPE_LENGTH = 255
 #: A queue, a topic, ``exchange:routing.key``, or an embedded channel.
 CHANNEL_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,254}")
 _ID_NAMESPACE = UUID("6f2c7a52-52a5-4cc2-8b0a-6f6d6e1d9d4c")
@@ -59,20 +60,24 @@ class Message:
                 f"{self.channel!r} is not a channel name",
                 "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
             )
-        if (
-            not isinstance(self.id, str)
-            or not 1 <= len(self.id) <= MAX_ID_LENGTH
-            or not self.id.isprintable()
-        ):
+        if not isinstance(self.id, str) or not 1 <= len(self.id) <= MAX_ID_LENGTH or not self.id.isprintable():
             raise InvalidMessageError(
                 "message_id", f"{self.id!r} is not an id", f"use 1-{MAX_ID_LENGTH} printable characters"
             )
         if not isinstance(self.payload, bytes):
             raise PayloadError("payload", f"{type(self.payload).__name__} is not bytes", "encode it first")
+        if self.key is not None and not _is_text(self.key):
+            raise InvalidMessageError("key", f"{self.key!r} is not text", "use str without NUL, or None")
+        if not isinstance(self.headers, Mapping):
+            raise InvalidMessageError("headers", f"{self.headers!r} is not a mapping", "use a dict of str to str")
         for name, value in self.headers.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise InvalidMessageError("headers", f"{name!r}: {value!r} is not text", "use str for both")
-        object.__setattr__(self, "deliver_at", from_ms(ceil_ms(require_aware("deliver_at", self.deliver_at))))
+            if not _is_text(name) or not _is_text(value):
+                raise InvalidMessageError("headers", f"{name!r}: {value!r} is not text", "use str without NUL for both")
+        if not _is_text(self.content_type) or not 1 <= len(self.content_type) <= MAX_CONTENT_TYPE_LENGTH:
+            raise InvalidMessageError(
+                "content_type", f"{self.content_type!r} is not a content type", "use one such as application/json"
+            )
+        object.__setattr__(self, "deliver_at", _round_up(require_aware("deliver_at", self.deliver_at)))
 
     def requeued(self, deliver_at: datetime) -> Message:
         """Return this message for another delivery to its own channel."""
@@ -96,21 +101,24 @@ def require_aware(name: str, moment: datetime) -> datetime:
             f"{moment.isoformat()} has no time zone",
             "add one, e.g. '+00:00' or datetime(..., tzinfo=UTC)",
         )
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise _beyond_calendar(name, moment) from None
 
 
 def encode_payload(value: Any) -> tuple[bytes, str]:
     """Turn a user's value into bytes and a content type: bytes and text as they are, the rest as JSON."""
     if isinstance(value, bytes):
         return value, "application/octet-stream"
-    if isinstance(value, str):
-        return value.encode(), "text/plain; charset=utf-8"
     try:
+        if isinstance(value, str):
+            return value.encode(), "text/plain; charset=utf-8"
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), "application/json"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
             "payload",
-            f"{type(value).__name__} cannot be written as JSON ({error})",
+            f"{type(value).__name__} cannot be written as {'UTF-8' if isinstance(value, str) else 'JSON'} ({error})",
             "pass bytes, str or plain JSON data",
         ) from None
 
@@ -125,3 +133,25 @@ def decode_payload(payload: bytes, content_type: str) -> Any:
     except ValueError:
         return payload
     return payload
+
+
+def _is_text(value: object) -> bool:
+    """Whether every broker and database can carry it: UTF-8, and PostgreSQL knows no NUL in text."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _round_up(moment: datetime) -> datetime:
+    try:
+        return from_ms(ceil_ms(moment))
+    except OverflowError:
+        raise _beyond_calendar("deliver_at", moment) from None
+
+
+def _beyond_calendar(name: str, moment: datetime) -> InvalidMessageError:
+    return InvalidMessageError(name, f"{moment.isoformat()} is beyond the calendar", "stay between years 1 and 9999")

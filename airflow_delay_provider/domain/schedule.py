@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.message import Message, Origin, encode_payload, require_aware
 from airflow_delay_provider.exceptions import (
     ConfigurationError,
@@ -18,7 +19,6 @@ from airflow_delay_provider.exceptions import (
     TooFarError,
     TooSoonError,
 )
-
 
 MAX_PRIORITY = 255
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
@@ -103,7 +103,11 @@ def resolve_deliver_at(
     on_past: OnPast | str = OnPast.DELIVER,
     now: datetime,
 ) -> datetime:
-    """Return the due time from ``deliver_at`` or ``deliver_after``; neither means now."""
+    """Return the due time from ``deliver_at`` or ``deliver_after``; neither means now.
+
+    A due time that has come is rounded down to the millisecond: rounded up, as a message rounds it, it would lie ahead
+    of the clock and wait.
+    """
     policy = parse_choice("on_past", OnPast, on_past)
     if deliver_at is not None and deliver_after is not None:
         raise InvalidMessageError("deliver_at", "deliver_after is given too", "give only one of the two")
@@ -112,14 +116,14 @@ def resolve_deliver_at(
     elif deliver_after is not None:
         due = _add(now, _parse_delay(deliver_after))
     else:
-        return now
+        due = now
     if due < now and policy is OnPast.FAIL:
         raise PastDeliveryError(
             "deliver_at" if deliver_at is not None else "deliver_after",
             f"{due.isoformat()} has passed",
             'choose a later time or on_past="deliver"',
         )
-    return due
+    return due if due > now else from_ms(floor_ms(due))
 
 
 def compose_message(
@@ -140,7 +144,7 @@ def compose_message(
     """Turn what a user gives (operator, CLI, HTTP) into a message, or refuse it with a sentence."""
     data, natural_type = encode_payload(payload)
     try:
-        priority = int(priority)
+        priority = int(str(priority))
     except (TypeError, ValueError):
         raise InvalidMessageError("priority", f"{priority!r} is not a whole number", "use 0 to 255") from None
     if not 0 <= priority <= MAX_PRIORITY:
@@ -148,9 +152,7 @@ def compose_message(
     return Message(
         channel=channel,
         payload=data,
-        deliver_at=resolve_deliver_at(
-            deliver_at=deliver_at, deliver_after=deliver_after, on_past=on_past, now=now
-        ),
+        deliver_at=resolve_deliver_at(deliver_at=deliver_at, deliver_after=deliver_after, on_past=on_past, now=now),
         id=message_id if message_id is not None else str(uuid4()),
         key=key,
         headers=headers or {},
@@ -196,6 +198,4 @@ def _add(now: datetime, delay: timedelta) -> datetime:
     try:
         return now + delay
     except OverflowError:
-        raise TooFarError(
-            "deliver_after", f"{delay} is beyond the calendar", "choose a shorter delay"
-        ) from None
+        raise TooFarError("deliver_after", f"{delay} is beyond the calendar", "choose a shorter delay") from None
