@@ -1,3 +1,4 @@
+# ruff: noqa: DTZ001 - naive datetimes are bounds for hypothesis here, or what is refused
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace

@@ -1,3 +1,4 @@
+# ruff: noqa: DTZ001 - naive datetimes are bounds for hypothesis here, or what is refused
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
@@ -240,7 +241,7 @@ def test_limits_are_read_from_numbers_or_their_text():
     ],
 )
 def test_settings_that_are_no_numbers_are_refused(settings: dict[str, Any]):
-    with pytest.raises(ConfigurationError, match="must be numbers .*; correct the connection's extra"):
+    with pytest.raises(ConfigurationError, match=r"must be numbers .*; correct the connection's extra"):
         Limits.from_settings(settings)
 
 
@@ -252,5 +253,5 @@ def test_a_choice_is_named_by_its_text_or_itself(value: str):
 
 @pytest.mark.parametrize("value", ["overwrite", "", None])
 def test_an_unknown_choice_is_refused_with_the_known_ones(value: Any):
-    with pytest.raises(InvalidMessageError, match="on_conflict: .* is unknown; use one of keep, fail, replace"):
+    with pytest.raises(InvalidMessageError, match=r"on_conflict: .* is unknown; use one of keep, fail, replace"):
         parse_choice("on_conflict", OnConflict, value)
