@@ -1,0 +1,1 @@
+"""`airflow delay ...`: schedule, look at, control and consume messages from a shell."""

@@ -1,0 +1,161 @@
+"""Reading bulk files line by line: JSON lines and CSV, of any length."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_delay_provider.exceptions import InvalidMessageError
+
+#: What a line may say, and as which JSON types; a CSV cell is text.
+FIELDS: Mapping[str, tuple[type, ...]] = {
+    "channel": (str,),
+    "payload": (object,),
+    "payload_base64": (str,),
+    "deliver_at": (str,),
+    "deliver_after": (int, float, str),
+    "message_id": (str,),
+    "key": (str,),
+    "headers": (dict,),
+    "content_type": (str,),
+    "priority": (int, str),
+}
+_KINDS: Mapping[type, str] = {str: "text", dict: "an object", int: "a number", float: "a number"}
+_NAMES = ", ".join(FIELDS)
+
+Row = Mapping[str, Any]
+
+
+class BadLineError(InvalidMessageError):
+    """A line that cannot be scheduled; it names the file, the line, the field and the remedy."""
+
+    def __init__(self, path: Path, line: int, error: InvalidMessageError) -> None:
+        Exception.__init__(self, f"{path}, line {line}: {error}")
+        self.field = error.field
+
+
+def read_rows(path: Path, *, max_line_bytes: int) -> Iterator[tuple[int, Row]]:
+    """Yield the number and the fields of one line after the other; a file is never in memory as a whole."""
+    read = _reader_of(path)
+    try:
+        with path.open("rb") as file:
+            lines = _Lines(iter(lambda: file.readline(max_line_bytes), b""), max_line_bytes)
+            try:
+                yield from read(lines)
+            except InvalidMessageError as error:
+                raise BadLineError(path, lines.first, error) from None
+    except OSError as error:
+        raise InvalidMessageError(
+            "file", f"{path} cannot be read ({error.strerror})", "give a file that this user can read"
+        ) from None
+
+
+class _Lines:
+    """Decodes lines one by one and knows where the current row began."""
+
+    def __init__(self, lines: Iterator[bytes], max_line_bytes: int) -> None:
+        self._lines = lines
+        self._max_line_bytes = max_line_bytes
+        self._number = 0
+        self.first = 1
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._number += 1
+            if len(line) == self._max_line_bytes and not line.endswith(b"\n"):
+                raise InvalidMessageError(
+                    "payload", f"more than {self._max_line_bytes} bytes in one line", "send a reference to the data"
+                )
+            try:
+                # A byte order mark is what spreadsheets put before the first line.
+                yield line.decode("utf-8-sig" if self._number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidMessageError("file", f"not UTF-8 ({error.reason})", "save the file as UTF-8") from None
+
+    def begin_row(self) -> int:
+        """Say that the lines from here on are another row."""
+        first, self.first = self.first, self._number + 1
+        return first
+
+
+def _reader_of(path: Path) -> Callable[[_Lines], Iterator[tuple[int, Row]]]:
+    if path.exists() and not path.is_file():
+        raise InvalidMessageError("file", f"{path} is not a regular file", "it is read twice: save it to disk first")
+    try:
+        return {".jsonl": _read_json_lines, ".ndjson": _read_json_lines, ".csv": _read_csv}[path.suffix.lower()]
+    except KeyError:
+        raise InvalidMessageError(
+            "file", f"{path} is neither JSON lines nor CSV", "name it .jsonl, .ndjson or .csv"
+        ) from None
+
+
+def _read_json_lines(lines: _Lines) -> Iterator[tuple[int, Row]]:
+    for line in lines:
+        if not line.isspace():
+            yield lines.first, _check_types(_parse_object(line))
+        lines.begin_row()
+
+
+def _parse_object(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidMessageError("line", f"not JSON ({error})", "write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise InvalidMessageError("line", f"{type(row).__name__} is not an object", "write one JSON object a line")
+    _refuse_unknown(row)
+    return row
+
+
+def _check_types(row: dict[str, Any]) -> Row:
+    for name, value in row.items():
+        allowed = FIELDS[name]
+        if object not in allowed and value is not None and (not isinstance(value, allowed) or isinstance(value, bool)):
+            kinds = " or ".join(dict.fromkeys(_KINDS[kind] for kind in allowed))
+            raise InvalidMessageError(name, f"{json.dumps(value)} is of another kind", f"use {kinds}")
+    return {name: value for name, value in row.items() if name == "payload" or value is not None}
+
+
+def _read_csv(lines: _Lines) -> Iterator[tuple[int, Row]]:
+    # The lines are bounded, so the field need not be.
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(lines, strict=True)
+    try:
+        columns = next(reader, [])
+        _refuse_unknown(dict.fromkeys(columns))
+        if len(set(columns)) < len(columns):
+            raise InvalidMessageError("line", "a column name stands twice", "name each column once")
+        lines.begin_row()
+        for cells in reader:
+            if cells:
+                yield lines.first, _row_of_cells(columns, cells)
+            lines.begin_row()
+    except csv.Error as error:
+        raise InvalidMessageError("line", f"not CSV ({error})", 'quote cells with " and double a " inside') from None
+
+
+def _row_of_cells(columns: list[str], cells: list[str]) -> Row:
+    if len(cells) != len(columns):
+        raise InvalidMessageError(
+            "line", f"{len(cells)} cells for {len(columns)} columns", 'put cells with a comma or a line break into "'
+        )
+    row: dict[str, Any] = {name: cell for name, cell in zip(columns, cells, strict=True) if cell or name == "payload"}
+    if "payload_base64" in row and not row.get("payload"):
+        row.pop("payload", None)
+    if "headers" in row:
+        try:
+            row["headers"] = json.loads(row["headers"])
+        except ValueError:
+            row["headers"] = None
+        if not isinstance(row["headers"], dict):
+            raise InvalidMessageError("headers", "not a JSON object", 'write them as {"name": "value"}')
+    return row
+
+
+def _refuse_unknown(row: Mapping[str, Any]) -> None:
+    for name in row:
+        if name not in FIELDS:
+            raise InvalidMessageError("line", f"{name!r} is not a field of a message", f"use {_NAMES}")

@@ -1,0 +1,117 @@
+"""`airflow delay list`, `show` and `status`: what the ledger knows."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_delay_provider.cli.exit_codes import command
+from airflow_delay_provider.cli.opening import open_ledger
+from airflow_delay_provider.cli.options import check_channel, check_ids, parse_count
+from airflow_delay_provider.cli.output import (
+    history_fields,
+    iso,
+    payload_fields,
+    preview,
+    print_document,
+    print_fields,
+    print_table,
+    record_fields,
+)
+from airflow_delay_provider.domain.clock import SystemClock
+from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.ledger import counts, listing
+
+_LIST_COLUMNS = (
+    "message_id",
+    "channel",
+    "state",
+    "deliver_at",
+    "dispatched_at",
+    "lateness_seconds",
+    "priority",
+    "handled_count",
+)
+_HISTORY_COLUMNS = ("at", "change", "deliver_at", "reason")
+
+
+@command
+def list_messages(args: Namespace) -> None:
+    """Print one page of messages in due order."""
+    channel = None if args.channel is None else check_channel(args.channel)
+    states = [_parse_state(text) for text in args.state or ()]
+    size = parse_count("limit", args.limit)
+    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
+        page = listing.page(connection, channel=channel, states=states, token=args.page, size=size)
+    messages = [record_fields(record) for record in page.records]
+    if args.output == "json":
+        print_document({"messages": messages, "next": page.next, "prev": page.prev})
+        return
+    print_table(_LIST_COLUMNS, [[message[name] for name in _LIST_COLUMNS] for message in messages])
+    for name, token in (("next", page.next), ("prev", page.prev)):
+        if token is not None:
+            sys.stdout.write(f"{name}: --page {token}\n")
+
+
+@command
+def show(args: Namespace) -> None:
+    """Print one message with its history; with ``--payload`` and no JSON, its payload and nothing else."""
+    check_ids([args.id])
+    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
+        record = listing.get(connection, args.id)
+        history = [history_fields(entry) for entry in listing.get_history(connection, args.id)]
+    payload = record.message.payload
+    fields = record_fields(record) | {"payload_bytes": len(payload)}
+    if args.output == "json":
+        content = payload_fields(payload) if args.payload else {"payload_preview": preview(payload)}
+        print_document(fields | content | {"history": history})
+    elif args.payload:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(payload)
+    else:
+        print_fields(fields | {"payload_preview": preview(payload)})
+        sys.stdout.write("\n")
+        print_table(_HISTORY_COLUMNS, [[entry[name] for name in _HISTORY_COLUMNS] for entry in history])
+
+
+@command
+def status(args: Namespace) -> None:
+    """Print how many messages each channel has in each state, what is next and whether it is late."""
+    channel = None if args.channel is None else check_channel(args.channel)
+    now = SystemClock().now()
+    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
+        if channel is None:
+            by_channel = counts.by_channel(connection)
+        else:
+            by_channel = {channel: counts.by_state(connection, channel=channel)}
+        channels = [{"channel": name, **_waiting(connection, name, states, now)} for name, states in by_channel.items()]
+        total = _waiting(connection, channel, counts.by_state(connection, channel=channel), now)
+    if args.output == "json":
+        print_document(total | {"channels": channels})
+        return
+    columns = ("channel", *(state.name for state in State), "next_due", "overdue_seconds")
+    rows = [*channels, {"channel": "(all)", **total}] if channel is None else channels
+    print_table(columns, [[(row | row["counts"])[name] for name in columns] for row in rows])
+
+
+def _waiting(connection: Connection, channel: str | None, states: Mapping[State, int], now: datetime) -> dict[str, Any]:
+    due = listing.next_scheduled_at(connection, channel=channel) if states[State.SCHEDULED] else None
+    return {
+        "counts": {state.name: n for state, n in states.items()},
+        "next_due": iso(due),
+        "overdue_seconds": None if due is None else round(max(0.0, (now - due).total_seconds()), 3),
+    }
+
+
+def _parse_state(text: str) -> State:
+    try:
+        return State.parse(text)
+    except ValueError:
+        known = ", ".join(f"{state.name} ({state.value})" for state in State)
+        raise InvalidMessageError("state", f"{text!r} is unknown", f"use one of {known}") from None

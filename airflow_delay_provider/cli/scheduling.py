@@ -1,0 +1,117 @@
+"""`airflow delay schedule` and `airflow delay send`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_delay_provider.brokers.base import Outcome
+from airflow_delay_provider.cli.bulk import BulkDefaults, schedule_file
+from airflow_delay_provider.cli.exit_codes import command
+from airflow_delay_provider.cli.opening import open_hook
+from airflow_delay_provider.cli.options import message_options, read_payload
+from airflow_delay_provider.cli.output import iso, print_document, print_fields
+from airflow_delay_provider.domain.schedule import OnConflict, OnPast, parse_choice
+from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.base import Receipt
+    from airflow_delay_provider.domain.message import Message
+
+
+@command
+def schedule(args: Namespace) -> None:
+    """Let one message, or each line of a file, be delivered at its time."""
+    if args.file is not None:
+        _schedule_file(args)
+        return
+    channel = _require_channel(args)
+    connect_metrics()
+    with open_hook(args.conn_id) as hook:
+        message = hook.compose(
+            channel,
+            read_payload(args, max_bytes=hook.get_conn().limits.max_payload_bytes),
+            deliver_at=args.at,
+            deliver_after=args.after,
+            on_past=args.on_past,
+            message_id=args.id,
+            **message_options(args),
+        )
+        (receipt,) = hook.schedule([message], on_conflict=args.on_conflict)
+    _count([(message, receipt)])
+    _print_receipt(args, message, receipt)
+
+
+@command
+def send(args: Namespace) -> None:
+    """Put one message into its channel now."""
+    connect_metrics()
+    with open_hook(args.conn_id) as hook:
+        broker = hook.get_conn()
+        message = hook.compose(
+            args.channel,
+            read_payload(args, max_bytes=broker.limits.max_payload_bytes),
+            message_id=args.id,
+            **message_options(args),
+        )
+        (receipt,) = broker.send([message])
+    _count([(message, receipt)])
+    _print_receipt(args, message, receipt)
+
+
+def _schedule_file(args: Namespace) -> None:
+    for option, value in (("--payload", args.payload), ("--payload-file", args.payload_file), ("--id", args.id)):
+        if value is not None:
+            raise InvalidMessageError("file", f"{option} is given too", "give only one: each line has its own")
+    defaults = BulkDefaults(
+        channel=args.channel,
+        deliver_at=args.at,
+        deliver_after=args.after,
+        on_past=parse_choice("on_past", OnPast, args.on_past),
+        options=message_options(args),
+    )
+    connect_metrics()
+    with open_hook(args.conn_id) as hook:
+        outcomes = schedule_file(
+            hook.get_conn(),
+            Path(args.file),
+            defaults=defaults,
+            on_conflict=parse_choice("on_conflict", OnConflict, args.on_conflict),
+            confirmed=_count,
+        )
+    document = {
+        "file": args.file,
+        "messages": outcomes.total(),
+        **{outcome.value: outcomes[outcome] for outcome in Outcome},
+    }
+    (print_document if args.output == "json" else print_fields)(document)
+
+
+def _require_channel(args: Namespace) -> str:
+    if args.channel is None:
+        raise InvalidMessageError("channel", "none is given", "name it before the options")
+    channel: str = args.channel
+    return channel
+
+
+def _count(confirmed: Iterable[tuple[Message, Receipt]]) -> None:
+    """Tell Airflow's metrics, as the operators do."""
+    new = Counter(message.channel for message, receipt in confirmed if receipt.outcome is not Outcome.KEPT)
+    for channel, count in new.items():
+        AirflowMetrics().scheduled(count, channel=channel)
+
+
+def _print_receipt(args: Namespace, message: Message, receipt: Receipt) -> None:
+    kept = receipt.outcome is Outcome.KEPT
+    document = {
+        "message_id": receipt.message_id,
+        "channel": message.channel,
+        "outcome": receipt.outcome.value,
+        # The one that was there before keeps its own time.
+        "deliver_at": None if kept else iso(message.deliver_at),
+    }
+    (print_document if args.output == "json" else print_fields)(document)
