@@ -1,6 +1,110 @@
-def get_provider_info():
+"""What Airflow learns of this package at every start; importing it costs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INTEGRATION = "Delayed messages"
+_VERSION = "0.1.0"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider description, in the form of Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-delay-provider",
         "name": "Delay",
-        "description": "Delayed and scheduled messages.",
+        "description": "Delayed and scheduled messages: never early, never lost, no worker slot waiting.",
+        "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
+        "hooks": _modules("airflow_delay_provider.hooks.delay"),
+        "operators": _modules("airflow_delay_provider.operators.message"),
+        "sensors": _modules("airflow_delay_provider.sensors.message"),
+        "triggers": _modules("airflow_delay_provider.triggers.message"),
+        "connection-types": [_DELAY_CONNECTION],
+        "extra-links": ["airflow_delay_provider.links.DelayedMessageLink"],
+        "task-decorators": [
+            {
+                "name": "schedule_message",
+                "class-name": "airflow_delay_provider.decorators.message.schedule_message_task",
+            }
+        ],
+        "config": {"delay": {"description": "Delayed and scheduled messages.", "options": _OPTIONS}},
     }
+
+
+def _modules(*names: str) -> list[dict[str, Any]]:
+    return [{"integration-name": _INTEGRATION, "python-modules": list(names)}]
+
+
+def _option(kind: str, description: str, *, example: str | None = None, default: str | None = None) -> dict[str, Any]:
+    return {
+        "description": description,
+        "version_added": _VERSION,
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
+_OPTIONS = {
+    "ledger_url": _option(
+        "string",
+        "Database of the ledger. Empty is a SQLite file delay.db in Airflow's home; use PostgreSQL in production.",
+        example="postgresql+psycopg://user:password@host/delay",
+        default="",
+    )
+    | {"sensitive": True},
+    "journal_poll_interval": _option(
+        "float", "Seconds between two looks of a triggerer for news of awaited messages.", default="0.2"
+    ),
+    "dispatcher_batch": _option("integer", "Most messages that a dispatcher moves in one transaction.", default="1000"),
+    "dispatcher_poll_interval": _option(
+        "float", "Seconds after which a dispatcher notices a message that was scheduled just now.", default="0.02"
+    ),
+    "dispatcher_rate_limit": _option(
+        "float", "Most messages a second that one dispatcher hands over; empty is no limit.", example="500"
+    ),
+    "dispatcher_health_host": _option(
+        "string", "Where a dispatcher answers /health and /metrics.", default="127.0.0.1"
+    ),
+    "dispatcher_health_port": _option(
+        "integer", "Port of /health and /metrics; 0 is any free port, -1 is no HTTP.", default="8795"
+    ),
+    "retention_days": _option("float", "Days for which messages that ended are kept.", default="30"),
+}
+
+_DELAY_CONNECTION = {
+    "connection-type": "delay",
+    "hook-class-name": "airflow_delay_provider.hooks.delay.DelayHook",
+    "hook-name": "Delayed messages (embedded)",
+    "ui-field-behaviour": {
+        "hidden-fields": [],
+        "relabeling": {"schema": "Database"},
+        "placeholders": {
+            "host": "PostgreSQL host; empty for the ledger of [delay] ledger_url",
+            "port": "5432",
+            "schema": "database of the ledger",
+        },
+    },
+    "conn-fields": {
+        "ledger_url": {
+            "label": "Ledger URL",
+            "description": "A database URL instead of host, port, login and database.",
+            "schema": {"type": ["string", "null"], "format": "password"},
+        },
+        "min_delay": {
+            "label": "Minimum delay (seconds)",
+            "description": "Messages due sooner are refused; 0 accepts all.",
+            "schema": {"type": ["number", "null"], "minimum": 0},
+        },
+        "max_delay": {
+            "label": "Maximum delay (seconds)",
+            "description": "Messages due later are refused; empty is ten years.",
+            "schema": {"type": ["number", "null"], "minimum": 0},
+        },
+        "max_payload_bytes": {
+            "label": "Maximum payload (bytes)",
+            "description": "Larger messages are refused; empty is 1 MiB.",
+            "schema": {"type": ["integer", "null"], "minimum": 1},
+        },
+    },
+}

@@ -29,6 +29,27 @@ def configured_ledger_url() -> str:
     return url or default_ledger_url()
 
 
+def require_undefined(conn_id: str) -> None:
+    """Refuse to go on unless Airflow knows that the connection does not exist.
+
+    Airflow says "not defined" also when its API could not be asked. Taking the built-in default then would store
+    messages in a ledger that nobody dispatches from.
+    """
+    from airflow.sdk.exceptions import ErrorType
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
+
+    supervisor = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    if supervisor is None:
+        return
+    answer = supervisor.send(GetConnection(conn_id=conn_id))
+    if not isinstance(answer, ErrorResponse) or answer.error is not ErrorType.CONNECTION_NOT_FOUND:
+        raise ConfigurationError(
+            f"delay_conn_id: Airflow could not say whether connection {conn_id!r} is defined; try again, or set"
+            " the connection or [delay] ledger_url in the environment"
+        )
+
+
 def open_ledger(connection: Connection | None) -> Ledger:
     """Return the ledger of a connection of type ``delay``: its PostgreSQL host, else the configured one."""
     from sqlalchemy.engine import URL
@@ -45,9 +66,7 @@ def open_ledger(connection: Connection | None) -> Ledger:
             host=connection.host,
             port=connection.port,
             database=connection.schema or None,
-            query={
-                name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")
-            },
+            query={name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")},
         )
     )
 
@@ -57,7 +76,7 @@ def open_broker(conn_id: str, connection: Connection | None, *, clock: Clock | N
     if connection is None:
         return _open_embedded(connection, clock)
     try:
-        open_it = _BROKERS[connection.conn_type]
+        open_it = _BROKERS[connection.conn_type or ""]
     except KeyError:
         raise ConfigurationError(
             f"connection {conn_id!r} has type {connection.conn_type!r}; use one of {', '.join(_BROKERS)}"

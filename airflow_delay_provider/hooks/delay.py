@@ -10,7 +10,7 @@ from airflow.sdk import BaseHook
 
 from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice
 from airflow_delay_provider.exceptions import ConfigurationError, DelayError
-from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broker
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broker, require_undefined
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -48,9 +48,7 @@ class DelayHook(BaseHook):
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
     ) -> list[Receipt]:
         """Store all messages or none and return the broker's confirmations."""
-        return self.get_conn().schedule(
-            messages, on_conflict=parse_choice("on_conflict", OnConflict, on_conflict)
-        )
+        return self.get_conn().schedule(messages, on_conflict=parse_choice("on_conflict", OnConflict, on_conflict))
 
     def compose(self, channel: str, payload: Any, **options: Any) -> Message:
         """Make a message; ``options`` are those of :func:`~airflow_delay_provider.domain.schedule.compose_message`."""
@@ -74,9 +72,7 @@ class DelayHook(BaseHook):
         """
         from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
 
-        config = ConsumerConfig(
-            max_handled=max_handled, dead_letter_channel=dead_letter_channel, prefetch=prefetch
-        )
+        config = ConsumerConfig(max_handled=max_handled, dead_letter_channel=dead_letter_channel, prefetch=prefetch)
         return Consumer(self.get_conn(), channel, handler, config=config).run(limit=limit, timeout=timeout)
 
     def test_connection(self) -> tuple[bool, str]:
@@ -93,12 +89,13 @@ class DelayHook(BaseHook):
             self._broker = None
 
     def _find_connection(self) -> Connection | None:
-        from airflow.exceptions import AirflowNotFoundException
+        from airflow.sdk.exceptions import AirflowNotFoundException
 
         try:
             return self.get_connection(self.delay_conn_id)
         except AirflowNotFoundException as error:
             if self.delay_conn_id == DEFAULT_CONN_ID:
+                require_undefined(self.delay_conn_id)
                 return None
             raise ConfigurationError(
                 f"delay_conn_id: connection {self.delay_conn_id!r} is not defined; create it with"

@@ -1,0 +1,1 @@
+"""Tasks that schedule and control messages."""

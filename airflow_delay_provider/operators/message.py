@@ -1,0 +1,313 @@
+"""Operators that schedule and control messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.domain.schedule import compose_message, parse_choice, resolve_deliver_at
+from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.failures import failing_at_once
+from airflow_delay_provider.hooks.message_ids import FROM_THE_START, cancel_in_time, parse_message_ids
+from airflow_delay_provider.links import DelayedMessageLink, message_url
+from airflow_delay_provider.metrics import AirflowMetrics
+from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
+from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_delay_provider.brokers.base import Receipt
+
+_TIME_FIELDS = ("deliver_at", "deliver_after")
+_MESSAGE_FIELDS = ("channel", "payload", *_TIME_FIELDS, "message_id", "key", "headers", "content_type", "priority")
+
+
+class ScheduleMessageOperator(BaseOperator):
+    """Schedule one message or many, all or none, and optionally wait until they are dispatched.
+
+    Ids derive from dag, run, task, map index and position unless given, so a retried or cleared task schedules nothing
+    twice. Waiting takes no worker slot. Returns the id, or the list of ids when ``messages`` is given.
+
+    :param channel: where to (templated, as all fields of the message).
+    :param payload: bytes, text, or data that is written as JSON.
+    :param deliver_at: aware datetime or ISO-8601 text, such as ``"{{ data_interval_end }}"``.
+    :param deliver_after: timedelta or seconds from now; with neither, the message is sent now.
+    :param message_id: the id, instead of the derived one.
+    :param key: messages of one channel and key that are due in order are delivered in order.
+    :param headers: text by text.
+    :param content_type: instead of the payload's natural one.
+    :param priority: 0 to 255.
+    :param messages: many messages as dicts of the fields above, which then are the defaults of each.
+    :param delay_conn_id: the connection of the broker.
+    :param on_conflict: what to do when an id is taken: ``keep``, ``fail`` or ``replace``.
+    :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
+    :param wait_for_dispatch: succeed only when all were dispatched; a cancelled or given-up message fails the task.
+    :param cancel_on_kill: cancel what still waits when a user ends the task.
+    """
+
+    template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", "delay_conn_id", "on_conflict", "on_past")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"payload": "json", "headers": "json", "messages": "json"}
+    operator_extra_links = (DelayedMessageLink(),)
+    ui_color = "#dfeaf7"
+
+    def __init__(
+        self,
+        *,
+        channel: str | None = None,
+        payload: Any = None,
+        deliver_at: datetime | str | None = None,
+        deliver_after: timedelta | float | str | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        priority: int | str | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        on_conflict: str = "keep",
+        on_past: str = "deliver",
+        wait_for_dispatch: bool = False,
+        cancel_on_kill: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.channel = channel
+        self.payload = payload
+        self.deliver_at = deliver_at
+        self.deliver_after = deliver_after
+        self.message_id = message_id
+        self.key = key
+        self.headers = headers
+        self.content_type = content_type
+        self.priority = priority
+        self.messages = messages
+        self.delay_conn_id = delay_conn_id
+        self.on_conflict = on_conflict
+        self.on_past = on_past
+        self.wait_for_dispatch = wait_for_dispatch
+        self.cancel_on_kill = cancel_on_kill
+        self._confirmed_ids: list[str] = []
+
+    def execute(self, context: Context) -> str | list[str]:
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+            broker = hook.get_conn()
+            messages = self._compose(context, now=broker.clock.now())
+            ids = [message.id for message in messages]
+            # Taken before scheduling: whatever happens to the messages lies behind it.
+            since = broker.journal_end() if self.wait_for_dispatch else FROM_THE_START
+            receipts = hook.schedule(messages, on_conflict=self.on_conflict) if messages else []
+            self._confirmed_ids = ids
+            self._tell(context, messages, receipts)
+            if not self.wait_for_dispatch:
+                return self._result(ids)
+            if any(receipt.outcome == "kept" for receipt in receipts):
+                # An earlier try scheduled them, so they may have ended before this one began.
+                since = FROM_THE_START
+            ended = broker.find_outcomes(ids, since=since) if ids else {}
+        if len(ended) == len(ids):
+            return self.execute_complete(context, describe_outcomes(ids, ended))
+        self.defer(
+            trigger=MessageDispatchedTrigger(
+                message_ids=ids, delay_conn_id=self.delay_conn_id, since=since, cancel_on_kill=self.cancel_on_kill
+            ),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> str | list[str]:
+        """Return the ids when all were dispatched."""
+        require_dispatched(event)
+        self.log.info("All %d messages were dispatched", sum(event["counts"].values()))
+        with failing_at_once():
+            # Computed again: ``defer(kwargs=)`` does not survive ``dag.test()``.
+            return self._result([fields["message_id"] for fields in self._each_message(context)])
+
+    def on_kill(self) -> None:
+        if self.cancel_on_kill and self._confirmed_ids:
+            with closing(DelayHook(self.delay_conn_id)) as hook:
+                too_late = cancel_in_time(hook.get_conn(), self._confirmed_ids)
+            cancelled = len(self._confirmed_ids) - len(too_late)
+            self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
+
+    def _compose(self, context: Context, *, now: datetime) -> list[Message]:
+        origin, messages = _origin_of(context), list[Message]()
+        for position, fields in enumerate(self._each_message(context)):
+            whole = {"channel": None, "payload": None} | fields
+            try:
+                messages.append(compose_message(**whole, on_past=self.on_past, origin=origin, now=now))
+            except InvalidMessageError as error:
+                if self.messages is not None:
+                    error.args = (f"messages[{position}]: {error}",)
+                raise
+        return messages
+
+    def _each_message(self, context: Context) -> list[dict[str, Any]]:
+        defaults = {name: getattr(self, name) for name in _MESSAGE_FIELDS if getattr(self, name) is not None}
+        if self.messages is None:
+            items: Sequence[Mapping[str, Any]] = [{}]
+        elif "message_id" in defaults:
+            raise InvalidMessageError("message_id", "one id is given for many messages", "give each its own, or none")
+        else:
+            items = self.messages
+        origin = _origin_of(context)
+        return [
+            {"message_id": origin.message_id(position)} | _with_defaults(position, item, defaults)
+            for position, item in enumerate(items)
+        ]
+
+    def _result(self, ids: list[str]) -> str | list[str]:
+        return ids[0] if self.messages is None else ids
+
+    def _tell(self, context: Context, messages: Sequence[Message], receipts: Sequence[Receipt]) -> None:
+        if not messages:
+            self.log.info("No messages were given, so none is scheduled")
+            return
+        did = Counter(receipt.outcome.value for receipt in receipts)
+        due = [message.deliver_at for message in messages]
+        self.log.info(
+            "Confirmed by %s: scheduled %d, dispatched %d, kept %d, replaced %d; due %s to %s",
+            self.delay_conn_id,
+            *(did[name] for name in ("scheduled", "dispatched", "kept", "replaced")),
+            min(due).isoformat(),
+            max(due).isoformat(),
+        )
+        new = Counter(
+            message.channel for message, receipt in zip(messages, receipts, strict=True) if receipt.outcome != "kept"
+        )
+        for channel, count in new.items():
+            AirflowMetrics().scheduled(count, channel=channel)
+        context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=message_url(messages[0].id))
+
+
+class OnTooLate(StrEnum):
+    """What to do with a message that waits no longer."""
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+
+
+class CancelMessageOperator(BaseOperator):
+    """Make sure that messages are never dispatched. Returns the ids that are cancelled.
+
+    :param message_ids: an id, a list of ids, or the output of the task that scheduled them (templated).
+    :param on_too_late: ``fail`` cancels all or none; ``ignore`` cancels those that still wait.
+    :param delay_conn_id: the connection of the broker.
+    """
+
+    template_fields: Sequence[str] = ("message_ids", "on_too_late", "delay_conn_id")
+    ui_color = "#f7e6df"
+
+    def __init__(
+        self,
+        *,
+        message_ids: str | Sequence[str],
+        on_too_late: str = "fail",
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.message_ids = message_ids
+        self.on_too_late = on_too_late
+        self.delay_conn_id = delay_conn_id
+
+    def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+            ids = parse_message_ids(self.message_ids)
+            too_late: list[str] = []
+            if parse_choice("on_too_late", OnTooLate, self.on_too_late) is OnTooLate.IGNORE:
+                too_late = cancel_in_time(hook.get_conn(), ids)
+            else:
+                hook.get_conn().cancel(ids)
+        cancelled = [each for each in ids if each not in set(too_late)]
+        self.log.info("Cancelled %d messages, %d too late", len(cancelled), len(too_late))
+        return cancelled
+
+
+class RescheduleMessageOperator(BaseOperator):
+    """Move waiting messages to another time, all or none. Returns their ids.
+
+    :param message_ids: an id, a list of ids, or the output of the task that scheduled them (templated).
+    :param deliver_at: the new time, an aware datetime or ISO-8601 text (templated).
+    :param deliver_after: or the new delay from now, a timedelta or seconds (templated).
+    :param expedite: or make them due now.
+    :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
+    :param delay_conn_id: the connection of the broker.
+    """
+
+    template_fields: Sequence[str] = ("message_ids", *_TIME_FIELDS, "on_past", "delay_conn_id")
+    ui_color = "#eef7df"
+
+    def __init__(
+        self,
+        *,
+        message_ids: str | Sequence[str],
+        deliver_at: datetime | str | None = None,
+        deliver_after: timedelta | float | str | None = None,
+        expedite: bool = False,
+        on_past: str = "deliver",
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.message_ids = message_ids
+        self.deliver_at = deliver_at
+        self.deliver_after = deliver_after
+        self.expedite = expedite
+        self.on_past = on_past
+        self.delay_conn_id = delay_conn_id
+
+    def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+            ids = parse_message_ids(self.message_ids)
+            given = [name for name in (*_TIME_FIELDS, "expedite") if getattr(self, name) not in (None, False)]
+            if len(given) != 1:
+                raise InvalidMessageError(
+                    "deliver_at",
+                    f"{' and '.join(given)} are given" if given else "no new time is given",
+                    "give one of deliver_at, deliver_after and expedite=True",
+                )
+            broker = hook.get_conn()
+            if self.expedite:
+                broker.expedite(ids)
+                self.log.info("Expedited %d messages", len(ids))
+                return ids
+            due = resolve_deliver_at(
+                deliver_at=self.deliver_at,
+                deliver_after=self.deliver_after,
+                on_past=self.on_past,
+                now=broker.clock.now(),
+            )
+            broker.reschedule(ids, due)
+        self.log.info("Rescheduled %d messages to %s", len(ids), due.isoformat())
+        return ids
+
+
+def _origin_of(context: Context) -> Origin:
+    ti = context["ti"]
+    map_index = -1 if ti.map_index is None else ti.map_index
+    return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
+
+
+def _with_defaults(position: int, item: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise InvalidMessageError(
+            "messages", f"item {position} is {type(item).__name__}", "use dicts such as {'channel': 'invoices'}"
+        )
+    if unknown := sorted(set(item) - set(_MESSAGE_FIELDS)):
+        raise InvalidMessageError(
+            "messages", f"item {position} has {', '.join(map(repr, unknown))}", f"use {', '.join(_MESSAGE_FIELDS)}"
+        )
+    given = {name: value for name, value in item.items() if value is not None or name == "payload"}
+    # A time of its own replaces the default time, whichever of the two forms they have.
+    if given.keys() & set(_TIME_FIELDS):
+        defaults = {name: value for name, value in defaults.items() if name not in _TIME_FIELDS}
+    return {**defaults, **given}

@@ -1,0 +1,1 @@
+"""What waiting tasks defer to."""

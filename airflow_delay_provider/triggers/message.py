@@ -1,0 +1,111 @@
+"""Triggers of tasks that wait for messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.message_ids import FROM_THE_START, cancel_in_time
+from airflow_delay_provider.triggers.channel import ChannelWatch, Watch
+from airflow_delay_provider.triggers.journal import JournalTail
+from airflow_delay_provider.triggers.outcomes import describe_outcomes
+
+
+class MessageDispatchedTrigger(BaseTrigger):
+    """Fires once when every message was dispatched, cancelled or given up.
+
+    Its arguments are stored in plain text by Airflow, so they name the messages and hold none of their content.
+
+    :param message_ids: the messages.
+    :param delay_conn_id: the connection of their broker.
+    :param since: journal position from before they were scheduled.
+    :param cancel_on_kill: cancel those that still wait when a user ends the task.
+    """
+
+    def __init__(
+        self,
+        *,
+        message_ids: Sequence[str],
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        since: str = FROM_THE_START,
+        cancel_on_kill: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
+        self.message_ids = list(message_ids)
+        self.delay_conn_id = delay_conn_id
+        self.since = since
+        self.cancel_on_kill = cancel_on_kill
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            "message_ids": self.message_ids,
+            "delay_conn_id": self.delay_conn_id,
+            "since": self.since,
+            "cancel_on_kill": self.cancel_on_kill,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        with JournalTail.shared(self.delay_conn_id) as tail:
+            entries = await tail.outcomes(self.message_ids, since=self.since)
+        yield _event(describe_outcomes(self.message_ids, entries))
+
+    async def on_kill(self) -> None:
+        if self.cancel_on_kill:
+            too_late = await asyncio.to_thread(self._cancel)
+            cancelled = len(self.message_ids) - len(too_late)
+            self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
+
+    def _cancel(self) -> list[str]:
+        hook = DelayHook(self.delay_conn_id)
+        try:
+            return cancel_in_time(hook.get_conn(), self.message_ids)
+        finally:
+            hook.close()
+
+
+class ChannelTrigger(BaseTrigger):
+    """Fires once when a message that passes the filter can be received; the message stays in its channel.
+
+    :param channel: the channel.
+    :param delay_conn_id: the connection of its broker.
+    :param filter: dotted path of a function that gets a ``Message`` and says whether it is the one.
+    :param look_ahead: how many messages at the head of the channel are looked at.
+    :param give_up_at: when the sensor's time is over (ISO-8601); handed back in the event.
+    """
+
+    def __init__(
+        self,
+        *,
+        channel: str,
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        filter: str | None = None,
+        look_ahead: int = 100,
+        give_up_at: str | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
+        self.watch = Watch(channel=channel, filter=filter, look_ahead=look_ahead)
+        self.delay_conn_id = delay_conn_id
+        self.give_up_at = give_up_at
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            "channel": self.watch.channel,
+            "delay_conn_id": self.delay_conn_id,
+            "filter": self.watch.filter,
+            "look_ahead": self.watch.look_ahead,
+            "give_up_at": self.give_up_at,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        with ChannelWatch.shared(self.delay_conn_id) as watch:
+            message_id = await watch.message_id(self.watch)
+        yield _event({"message_id": message_id, "give_up_at": self.give_up_at})
+
+
+def _event(payload: dict[str, Any]) -> TriggerEvent:
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
