@@ -56,9 +56,7 @@ class Broker(ABC):
 
     # -- scheduling ----------------------------------------------------------------------------------------------
 
-    def schedule(
-        self, messages: Sequence[Message], *, on_conflict: OnConflict = OnConflict.KEEP
-    ) -> list[Receipt]:
+    def schedule(self, messages: Sequence[Message], *, on_conflict: OnConflict = OnConflict.KEEP) -> list[Receipt]:
         """Store all messages or none; a message that is due already goes straight to its channel."""
         now = self.clock.now()
         for message in messages:
@@ -94,9 +92,7 @@ class Broker(ABC):
     # -- consuming -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def receive(
-        self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY
-    ) -> list[Delivery]:
+    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
         """Hand out up to ``limit`` messages without waiting; unsettled ones come again after ``visibility``."""
 
     @abstractmethod
@@ -139,6 +135,7 @@ class Broker(ABC):
     def check(self) -> str:
         """Connect for real and return one line about what was found."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of connections."""
 

@@ -53,12 +53,10 @@ class Consumer:
 
     Returns: acknowledged. ``DeferMessage(delay)``: reposted to the message's own channel after the delay, without
     blocking. Any other exception: given up, to the dead-letter channel with the reason, since a failure that was not
-    declared transient would fail again. A message is settled only after its handler ended, so a crash hands it out again.
+    declared transient would fail again. A message is settled only after its handler ended: a crash hands it out again.
     """
 
-    def __init__(
-        self, broker: Broker, channel: str, handler: Handler, *, config: ConsumerConfig | None = None
-    ) -> None:
+    def __init__(self, broker: Broker, channel: str, handler: Handler, *, config: ConsumerConfig | None = None) -> None:
         self.broker = broker
         self.channel = channel
         self.handler = handler
@@ -74,9 +72,7 @@ class Consumer:
             self._handle(delivery, consumed)
         return consumed
 
-    def run(
-        self, *, limit: int | None = None, timeout: timedelta | None = None, stop: Event | None = None
-    ) -> Consumed:
+    def run(self, *, limit: int | None = None, timeout: timedelta | None = None, stop: Event | None = None) -> Consumed:
         """Handle messages until ``limit`` are settled, ``timeout`` has passed, or ``stop`` is set."""
         stop = stop or Event()
         deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
@@ -105,7 +101,7 @@ class Consumer:
             else:
                 self.broker.requeue(delivery, timedelta(seconds=request.delay), reason=str(request))
                 consumed.deferred += 1
-        except Exception as error:  # noqa: BLE001 - whatever a user's handler raises ends at the dead-letter channel
+        except Exception as error:
             log.exception("The handler failed on message %s of channel %s", message.id, self.channel)
             self._give_up(delivery, f"{type(error).__name__}: {error}", consumed)
         else:

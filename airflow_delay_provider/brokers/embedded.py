@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Broker, Outcome, Receipt
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
@@ -17,6 +16,7 @@ from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import LedgerError
 from airflow_delay_provider.ledger import channels, counts, delivery, journal, scheduling
 from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.records import AnyRow
 
 
 class EmbeddedBroker(Broker):
@@ -32,9 +32,7 @@ class EmbeddedBroker(Broker):
     def _send(self, messages: Sequence[Message]) -> list[Receipt]:
         return self._store(messages, OnConflict.KEEP, even_if_later=True)
 
-    def _store(
-        self, messages: Sequence[Message], on_conflict: OnConflict, *, even_if_later: bool
-    ) -> list[Receipt]:
+    def _store(self, messages: Sequence[Message], on_conflict: OnConflict, *, even_if_later: bool) -> list[Receipt]:
         def store(connection: Connection) -> list[Receipt]:
             now_ms = self._now_ms()
             fresh = scheduling.insert(connection, messages, on_conflict=on_conflict, now_ms=now_ms)
@@ -58,9 +56,7 @@ class EmbeddedBroker(Broker):
     def expedite(self, message_ids: Sequence[str]) -> None:
         self._change(message_ids, Change.EXPEDITED, deliver_at_ms=self._now_ms())
 
-    def _change(
-        self, message_ids: Sequence[str], change: Change, *, deliver_at_ms: int | None = None
-    ) -> None:
+    def _change(self, message_ids: Sequence[str], change: Change, *, deliver_at_ms: int | None = None) -> None:
         def work(connection: Connection) -> None:
             scheduling.change_waiting(
                 connection, message_ids, change, now_ms=self._now_ms(), deliver_at_ms=deliver_at_ms
@@ -68,9 +64,7 @@ class EmbeddedBroker(Broker):
 
         self.ledger.transact(work)
 
-    def receive(
-        self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY
-    ) -> list[Delivery]:
+    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
         def work(connection: Connection) -> list[Delivery]:
             now = self.clock.now()
             return channels.receive(
@@ -127,7 +121,7 @@ class EmbeddedBroker(Broker):
         with self.ledger.read() as connection:
             return journal.read(connection, after=after, limit=limit)
 
-    def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
+    def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:  # noqa: ARG002
         # The rows know how each message ended, so nothing needs to be read back from ``since``.
         with self.ledger.read() as connection:
             return journal.final_entries(connection, message_ids)
@@ -144,7 +138,7 @@ class EmbeddedBroker(Broker):
         return floor_ms(self.clock.now())
 
 
-def _receipt(message: Message, row: Row[Any] | None, due: set[int]) -> Receipt:
+def _receipt(message: Message, row: AnyRow | None, due: set[int]) -> Receipt:
     if row is None:
         outcome = Outcome.KEPT
     elif row.seq in due:

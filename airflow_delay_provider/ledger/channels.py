@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.sql import Select
 
 from airflow_delay_provider.domain.clock import from_ms
@@ -15,27 +15,26 @@ from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from,
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import LifecycleError
 from airflow_delay_provider.ledger import counts, delivery, journal
-from airflow_delay_provider.ledger.dialect import is_one_of
-from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, message_of
+from airflow_delay_provider.ledger.dialect import is_one_of, take
+from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
 
 _MESSAGE = scheduled_message.c
 _QUEUED = channel_message.c
 
 
-def receive(
-    connection: Connection, channel: str, *, limit: int, now_ms: int, visible_again_ms: int
-) -> list[Delivery]:
+def receive(connection: Connection, channel: str, *, limit: int, now_ms: int, visible_again_ms: int) -> list[Delivery]:
     """Hand out visible messages in due order; a message that comes again unsettled counts as handled once more."""
     token = str(uuid4())
-    taken = connection.execute(
+    taken = take(connection, _visible(channel, now_ms, limit))
+    if not taken:
+        return []
+    connection.execute(
         update(channel_message)
-        .where(_QUEUED.message_seq.in_(_visible(channel, now_ms, limit).with_for_update(skip_locked=True)))
+        .where(is_one_of(connection, _QUEUED.message_seq, taken))
         .values(handle=token, visible_at_ms=visible_again_ms, received_count=_QUEUED.received_count + 1)
-        .returning(_QUEUED.message_seq)
-    ).scalars()
-    messages = _messages(connection, list(taken))
-    return [Delivery(message=message, handle=f"{seq}:{token}") for seq, message in messages]
+    )
+    return [Delivery(message=message, handle=f"{seq}:{token}") for seq, message in _messages(connection, taken)]
 
 
 def peek(connection: Connection, channel: str, *, limit: int, now_ms: int) -> list[Message]:
@@ -57,9 +56,7 @@ def release(connection: Connection, deliveries: Iterable[Delivery], *, visible_a
     return _settle(connection, deliveries, back.where)
 
 
-def requeue(
-    connection: Connection, item: Delivery, *, deliver_at_ms: int, now_ms: int, reason: str | None
-) -> None:
+def requeue(connection: Connection, item: Delivery, *, deliver_at_ms: int, now_ms: int, reason: str | None) -> None:
     """Let a message wait again for its own channel; one that is due already goes straight back into it."""
     _take_back(connection, item)
     again = item.message.requeued(from_ms(deliver_at_ms))
@@ -91,7 +88,7 @@ def visibility_ended(item: Delivery) -> LifecycleError:
     )
 
 
-def _visible(channel: str, now_ms: int, limit: int) -> Select[tuple[int]]:
+def _visible(channel: str, now_ms: int, limit: int) -> Select[int]:
     return (
         select(_QUEUED.message_seq)
         .where(_QUEUED.channel == channel, _QUEUED.visible_at_ms <= now_ms)
@@ -110,8 +107,7 @@ def _messages(connection: Connection, seqs: Sequence[int]) -> list[tuple[int, Me
         .order_by(_QUEUED.deliver_at_ms, _QUEUED.message_seq)
     )
     return [
-        (row.seq, message_of(row, extra_handled=max(0, row.received_count - 1)))
-        for row in connection.execute(query)
+        (row.seq, message_of(row, extra_handled=max(0, row.received_count - 1))) for row in connection.execute(query)
     ]
 
 
@@ -139,12 +135,10 @@ def _change(
     *,
     now_ms: int,
     reason: str | None,
-) -> Row[Any]:
+) -> AnyRow:
     seq, _ = _split(item.handle)
     row = connection.execute(
-        select(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.state).where(
-            _MESSAGE.seq == seq
-        )
+        select(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.state).where(_MESSAGE.seq == seq)
     ).one()
     before = State(row.state)
     if before not in allowed_from(change):
@@ -153,9 +147,7 @@ def _change(
     connection.execute(
         update(scheduled_message)
         .where(_MESSAGE.seq == seq)
-        .values(
-            values | {"state": after.value, "updated_at_ms": now_ms, "generation": _MESSAGE.generation + 1}
-        )
+        .values(values | {"state": after.value, "updated_at_ms": now_ms, "generation": _MESSAGE.generation + 1})
     )
     journal.append(connection, change, [seq], at_ms=now_ms, reason=reason)
     counts.apply(connection, counts.moves([row], before=before, after=after))

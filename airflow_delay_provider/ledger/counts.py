@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, func, select
 
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger.dialect import upsert_into
+from airflow_delay_provider.ledger.records import AnyRow
 from airflow_delay_provider.ledger.tables import message_count
 
 #: (destination, channel, state) -> change of its count.
 Deltas = Counter[tuple[str, str, int]]
 
 
-def moves(rows: Iterable[Row[Any]], *, before: State | None, after: State | None) -> Deltas:
+def moves(rows: Iterable[AnyRow], *, before: State | None, after: State | None) -> Deltas:
     """Return what it means for the counts that ``rows`` left ``before`` and entered ``after``."""
     deltas: Deltas = Counter()
-    for row in rows:
-        place = (row.destination or "", row.channel)
+    for (destination, channel), n in Counter((row.destination, row.channel) for row in rows).items():
         if before is not None:
-            deltas[(*place, before.value)] -= 1
+            deltas[(destination or "", channel, before.value)] -= n
         if after is not None:
-            deltas[(*place, after.value)] += 1
+            deltas[(destination or "", channel, after.value)] += n
     return deltas
 
 
 def apply(connection: Connection, deltas: Deltas) -> None:
-    """Add ``deltas``. Sorted, so that writers never wait for each other in a circle; last, so that they wait briefly."""
+    """Add ``deltas``, sorted, so that writers never wait in a circle; call it last, so that they wait briefly."""
     changed = [
         {"destination": destination, "channel": channel, "state": state, "n": n}
         for (destination, channel, state), n in sorted(deltas.items())

@@ -23,9 +23,7 @@ from airflow_delay_provider.ledger import migrations
 ResultT = TypeVar("ResultT")
 
 #: Two writers that block each other try again after a random moment (B35).
-CONTENTION = Backoff(
-    initial=timedelta(milliseconds=20), cap=timedelta(seconds=1), floor=timedelta(milliseconds=5)
-)
+CONTENTION = Backoff(initial=timedelta(milliseconds=20), cap=timedelta(seconds=1), floor=timedelta(milliseconds=5))
 CONTENTION_ATTEMPTS = 8
 _CONTENTION_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 _MISSING_TABLE_SQLSTATES = frozenset({"42P01"})
@@ -144,6 +142,7 @@ def _create_engine(url: URL) -> Engine:
             return create_engine(
                 url,
                 pool_pre_ping=True,
+                hide_parameters=True,
                 connect_args={
                     "connect_timeout": POSTGRES_CONNECT_SECONDS,
                     "application_name": "airflow-delay",
@@ -158,7 +157,10 @@ def _create_engine(url: URL) -> Engine:
 
 
 def _create_sqlite_engine(url: URL) -> Engine:
-    options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_SECONDS, "check_same_thread": False}}
+    options: dict[str, Any] = {
+        "hide_parameters": True,
+        "connect_args": {"timeout": SQLITE_BUSY_SECONDS, "check_same_thread": False},
+    }
     if url.database in (None, "", ":memory:"):
         # One connection is the database: it must be the only one and outlive every use.
         options["poolclass"] = StaticPool
@@ -174,7 +176,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own transaction handling would begin reads late and writes without the lock.
     connection.isolation_level = None
     # A commit is on disk before it is confirmed (FULL); readers never wait for the writer (WAL).
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 

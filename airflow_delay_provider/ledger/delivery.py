@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, literal, select, tuple_, update
+from sqlalchemy import Connection, exists, func, insert, literal, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
-from airflow_delay_provider.domain.lifecycle import Change, State
+from airflow_delay_provider.domain.lifecycle import Change, State, outcome_of
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger import counts, journal
-from airflow_delay_provider.ledger.dialect import is_one_of, lock_until_commit
-from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, message_of
+from airflow_delay_provider.ledger.dialect import is_one_of, lock_until_commit, take
+from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
 
 _MESSAGE = scheduled_message.c
@@ -21,7 +20,6 @@ _WAITS = _MESSAGE.state == State.SCHEDULED.value
 _HERE = _MESSAGE.destination.is_(None)
 #: Takers of due messages go one after the other, so that a later one never overtakes an earlier one of the same key.
 _TAKE_DUE_LOCK = 5_390_117_423
-_MOVED = (_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.deliver_at_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,20 +30,14 @@ class Claim:
     message: Message
 
 
-def next_due_ms(connection: Connection) -> int | None:
-    """Return when the next message is due that nobody is sending; one look at an index."""
-    here = select(func.min(_MESSAGE.deliver_at_ms).label("due")).where(_WAITS, _HERE)
-    due: int | None = connection.execute(here).scalar()
-    for destination in counts.waiting_destinations(connection):
-        away = connection.execute(
-            select(func.min(_MESSAGE.deliver_at_ms)).where(_is_unclaimed_for(destination))
-        ).scalar()
-        if away is not None and (due is None or away < due):
-            due = away
+def next_due_ms(connection: Connection, *, destination: str | None = None) -> int | None:
+    """Return when the next message is due for the channels here, or for another broker; one look at an index."""
+    waits = _WAITS & _HERE if destination is None else _is_unclaimed_for(destination)
+    due: int | None = connection.execute(select(func.min(_MESSAGE.deliver_at_ms)).where(waits)).scalar()
     return due
 
 
-def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[Row[Any]]:
+def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[AnyRow]:
     """Move due messages into their channels here, oldest first, and return their rows.
 
     Moving, marking, journal and counts are one transaction: a message is in its channel exactly when it is marked.
@@ -56,14 +48,17 @@ def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[Row[
         .where(_WAITS, _HERE, _MESSAGE.deliver_at_ms <= now_ms)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit)
-        .with_for_update(skip_locked=True)
     )
-    return _deliver(connection, _MESSAGE.seq.in_(due), now_ms=now_ms)
+    return deliver_now(connection, take(connection, due), now_ms=now_ms)
 
 
-def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> list[Row[Any]]:
+def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> list[AnyRow]:
     """Move messages into their channels here, due or not."""
-    return _deliver(connection, is_one_of(connection, _MESSAGE.seq, seqs), now_ms=now_ms) if seqs else []
+    if not seqs:
+        return []
+    moved = _mark(connection, seqs, now_ms=now_ms)
+    put_into_channel(connection, [row.seq for row in moved])
+    return moved
 
 
 def claim_due(
@@ -86,11 +81,13 @@ def claim_due(
         .where(_is_unclaimed_for(destination), _MESSAGE.deliver_at_ms <= now_ms, ~overtakes)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit)
-        .with_for_update(skip_locked=True)
     )
+    seqs = take(connection, due)
+    if not seqs:
+        return []
     rows = connection.execute(
         update(scheduled_message)
-        .where(_MESSAGE.seq.in_(due))
+        .where(is_one_of(connection, _MESSAGE.seq, seqs))
         .values(claimed_by=owner, claimed_until_ms=until_ms)
         .returning(_MESSAGE.seq, *MESSAGE_COLUMNS)
     ).all()
@@ -100,7 +97,12 @@ def claim_due(
 
 def mark_dispatched(connection: Connection, claims: Sequence[Claim], *, now_ms: int) -> int:
     """Record that the other broker confirmed these messages and return how many were not marked before."""
-    return len(_mark(connection, _claimed_seqs(connection, claims), now_ms=now_ms)) if claims else 0
+    return len(_mark(connection, _seqs(claims), now_ms=now_ms)) if claims else 0
+
+
+def mark_dead(connection: Connection, claims: Sequence[Claim], *, now_ms: int, reason: str) -> None:
+    """Record that the other broker refuses these messages for good."""
+    _mark(connection, _seqs(claims), change=Change.DEAD_LETTERED, now_ms=now_ms, reason=reason)
 
 
 def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) -> None:
@@ -108,24 +110,26 @@ def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) ->
     if claims:
         connection.execute(
             update(scheduled_message)
-            .where(_claimed_seqs(connection, claims), _MESSAGE.claimed_by == owner)
+            .where(is_one_of(connection, _MESSAGE.seq, _seqs(claims)), _MESSAGE.claimed_by == owner)
             .values(claimed_by=None, claimed_until_ms=None)
         )
 
 
 def rescue_stale(connection: Connection, *, now_ms: int, limit: int) -> int:
     """End the claims of dispatchers that died while sending and return how many messages wait again."""
-    stale = (
+    stale = take(
+        connection,
         select(_MESSAGE.seq)
         .where(_MESSAGE.claimed_until_ms < now_ms, _MESSAGE.claimed_until_ms.is_not(None))
-        .limit(limit)
-        .with_for_update(skip_locked=True)
+        .limit(limit),
     )
-    return connection.execute(
-        update(scheduled_message)
-        .where(_MESSAGE.seq.in_(stale))
-        .values(claimed_by=None, claimed_until_ms=None)
-    ).rowcount
+    if stale:
+        connection.execute(
+            update(scheduled_message)
+            .where(is_one_of(connection, _MESSAGE.seq, stale))
+            .values(claimed_by=None, claimed_until_ms=None)
+        )
+    return len(stale)
 
 
 def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: str | None = None) -> None:
@@ -141,28 +145,29 @@ def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: st
     connection.execute(insert(channel_message).from_select(columns, source))
 
 
-def _deliver(connection: Connection, chosen: ColumnElement[bool], *, now_ms: int) -> list[Row[Any]]:
-    moved = _mark(connection, chosen, now_ms=now_ms)
-    if moved:
-        put_into_channel(connection, [row.seq for row in moved])
-    return moved
-
-
-def _mark(connection: Connection, chosen: ColumnElement[bool], *, now_ms: int) -> list[Row[Any]]:
+def _mark(
+    connection: Connection,
+    seqs: Sequence[int],
+    *,
+    change: Change = Change.DISPATCHED,
+    now_ms: int,
+    reason: str | None = None,
+) -> list[AnyRow]:
+    state = outcome_of(change)
     moved = connection.execute(
         update(scheduled_message)
-        .where(chosen, _WAITS)
+        .where(is_one_of(connection, _MESSAGE.seq, seqs), _WAITS)
         .values(
-            state=State.DISPATCHED.value,
-            dispatched_at_ms=now_ms,
+            state=state.value,
+            dispatched_at_ms=now_ms if state is State.DISPATCHED else None,
             updated_at_ms=now_ms,
             claimed_by=None,
             claimed_until_ms=None,
         )
-        .returning(*_MOVED)
+        .returning(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.deliver_at_ms)
     ).all()
-    journal.append(connection, Change.DISPATCHED, [row.seq for row in moved], at_ms=now_ms)
-    counts.apply(connection, counts.moves(moved, before=State.SCHEDULED, after=State.DISPATCHED))
+    journal.append(connection, change, [row.seq for row in moved], at_ms=now_ms, reason=reason)
+    counts.apply(connection, counts.moves(moved, before=State.SCHEDULED, after=state))
     return list(moved)
 
 
@@ -170,5 +175,5 @@ def _is_unclaimed_for(destination: str) -> ColumnElement[bool]:
     return _WAITS & (_MESSAGE.destination == destination) & _MESSAGE.claimed_until_ms.is_(None)
 
 
-def _claimed_seqs(connection: Connection, claims: Sequence[Claim]) -> ColumnElement[bool]:
-    return is_one_of(connection, _MESSAGE.seq, [claim.seq for claim in claims])
+def _seqs(claims: Sequence[Claim]) -> list[int]:
+    return [claim.seq for claim in claims]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     ColumnElement,
     Connection,
@@ -19,6 +20,9 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import Select
+
+from airflow_delay_provider.ledger.records import AnyRow
 
 Upsert = sqlite.Insert | postgresql.Insert
 
@@ -26,6 +30,80 @@ Upsert = sqlite.Insert | postgresql.Insert
 def upsert_into(connection: Connection, table: Table) -> Upsert:
     """Return an INSERT that knows ON CONFLICT."""
     return sqlite.insert(table) if _is_sqlite(connection) else postgresql.insert(table)
+
+
+def insert_rows(
+    connection: Connection,
+    statement: Upsert,
+    rows: Sequence[dict[str, Any]],
+    *,
+    returning: Sequence[ColumnElement[Any]],
+) -> Sequence[AnyRow]:
+    """Run an INSERT for many rows and return what it stored; rows that met a conflict and changed nothing are not."""
+    insert_all = _insert_all_sqlite if _is_sqlite(connection) else _insert_all_postgresql
+    return insert_all(connection, statement, rows, returning)
+
+
+def _insert_all_sqlite(
+    connection: Connection,
+    statement: Upsert,
+    rows: Sequence[dict[str, Any]],
+    returning: Sequence[ColumnElement[Any]],
+) -> Sequence[AnyRow]:
+    # Nearly always no id is taken: then the rows numbered above the highest before are these (nobody else writes now),
+    # and the driver's fast path, which returns nothing, is enough.
+    seq = statement.table.c.seq
+    with connection.begin_nested() as attempt:
+        highest = connection.execute(select(func.coalesce(func.max(seq), 0))).scalar_one()
+        _executemany(connection, statement, rows)
+        stored = connection.execute(select(*returning).where(seq > highest)).all()
+        if len(stored) == len(rows):
+            return stored
+        attempt.rollback()
+    return connection.execute(statement.returning(*returning), rows).all()
+
+
+def _executemany(connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]) -> None:
+    """Hand rows to the driver without SQLAlchemy's work on each value, which costs more than SQLite's own."""
+    compiled = statement.compile(dialect=connection.dialect, column_keys=list(rows[0]))
+    names, fixed = compiled.positiontup or [], compiled.params
+    as_json = [column.name for column in statement.table.columns if isinstance(column.type, JSON)]
+    parameters = []
+    for row in rows:
+        values = fixed | row
+        for name in as_json:
+            if values[name] is not None:
+                values[name] = json.dumps(values[name])
+        parameters.append(tuple([values[name] for name in names]))
+    connection.exec_driver_sql(str(compiled), parameters)
+
+
+def _insert_all_postgresql(
+    connection: Connection,
+    statement: Upsert,
+    rows: Sequence[dict[str, Any]],
+    returning: Sequence[ColumnElement[Any]],
+) -> Sequence[AnyRow]:
+    # One array a column, or one value where all rows agree: a short statement for any number of rows.
+    columns = [column for column in statement.table.columns if column.name in rows[0]]
+    values = {column.name: [row[column.name] for row in rows] for column in columns}
+    common = {name for name, given in values.items() if given.count(given[0]) == len(given)} - {"id"}
+    varying = [column for column in columns if column.name not in common]
+    unnested = (
+        func.unnest(*(_array(column, values[column.name]) for column in varying))
+        .table_valued(*(column.name for column in varying))
+        .render_derived()
+    )
+    source = select(
+        *(
+            literal(values[column.name][0], column.type)
+            if column.name in common
+            else unnested.c[column.name].cast(column.type)
+            for column in columns
+        )
+    )
+    insert = statement.from_select([column.name for column in columns], source).returning(*returning)
+    return connection.execute(insert).all()
 
 
 def is_one_of(
@@ -37,6 +115,14 @@ def is_one_of(
         return column.in_(select(each.c.value))
     item = BigInteger() if isinstance(values[0], int) else String()
     return column == any_(bindparam(None, list(values), type_=postgresql.ARRAY(item)))
+
+
+def take(connection: Connection, query: Select[int]) -> list[int]:
+    """Lock the rows that ``query`` finds and nobody else holds, and return their numbers.
+
+    A step of its own: PostgreSQL may run a locking subquery of an UPDATE more than once and pass over its LIMIT.
+    """
+    return list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
 
 
 def writing_transaction(connection: Connection) -> ColumnElement[int]:
@@ -55,6 +141,13 @@ def lock_until_commit(connection: Connection, key: int) -> None:
     """Let one transaction at a time past this point; SQLite's write lock does that already."""
     if not _is_sqlite(connection):
         connection.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+def _array(column: ColumnElement[Any], values: Sequence[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, JSON):
+        texts = [None if value is None else json.dumps(value) for value in values]
+        return bindparam(None, texts, type_=postgresql.ARRAY(String()))
+    return bindparam(None, values, type_=postgresql.ARRAY(column.type))
 
 
 def _as_bigint(expression: ColumnElement[Any]) -> ColumnElement[int]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, literal, select, tuple_
+from sqlalchemy import Connection, func, insert, literal, select, tuple_
 
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.journal import JournalEntry
@@ -15,6 +14,7 @@ from airflow_delay_provider.ledger.dialect import (
     oldest_running_transaction,
     writing_transaction,
 )
+from airflow_delay_provider.ledger.records import AnyRow
 from airflow_delay_provider.ledger.tables import event, scheduled_message
 
 
@@ -94,7 +94,7 @@ def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping
     }
 
 
-def _entry_of(row: Row[Any]) -> JournalEntry:
+def _entry_of(row: AnyRow) -> JournalEntry:
     return JournalEntry(
         message_id=row.message_id,
         change=Change(row.change),

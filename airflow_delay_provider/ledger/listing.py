@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, literal, select, tuple_, union_all
+from sqlalchemy import Connection, func, literal, select, tuple_, union_all
 from sqlalchemy.sql import Select
 
 from airflow_delay_provider.domain.clock import from_ms
@@ -16,7 +16,7 @@ from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import InvalidMessageError, UnknownMessageError
 from airflow_delay_provider.ledger import journal
-from airflow_delay_provider.ledger.records import MessageRecord, record_of
+from airflow_delay_provider.ledger.records import AnyRow, MessageRecord, record_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 
 _MESSAGE = scheduled_message.c
@@ -64,9 +64,7 @@ def page(
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
     cursor = _Cursor.parse(token)
     backwards = cursor is not None and cursor.backwards
-    stretches = [
-        _stretch(state, channel=channel, cursor=cursor, size=size + 1) for state in states or tuple(State)
-    ]
+    stretches = [_stretch(state, channel=channel, cursor=cursor, size=size + 1) for state in states or tuple(State)]
     merged = union_all(*(select(stretch.subquery()) for stretch in stretches)).subquery()
     order = (merged.c.deliver_at_ms, merged.c.seq)
     rows = connection.execute(
@@ -101,7 +99,7 @@ def _stretch(state: State, *, channel: str | None, cursor: _Cursor | None, size:
     return query.where(tuple_(*order) > place).order_by(*order).limit(size)
 
 
-def _find(connection: Connection, message_id: str) -> Row[Any]:
+def _find(connection: Connection, message_id: str) -> AnyRow:
     row = connection.execute(select(scheduled_message).where(_MESSAGE.id == message_id)).one_or_none()
     if row is None:
         raise UnknownMessageError(message_id)
@@ -122,11 +120,9 @@ class _Cursor:
             direction, due, seq = base64.urlsafe_b64decode(token.encode()).decode().split(":")
             return cls(backwards={"<": True, ">": False}[direction], deliver_at_ms=int(due), seq=int(seq))
         except (ValueError, KeyError):
-            raise InvalidMessageError(
-                "page", f"{token!r} is not a page token", "use one from a listing"
-            ) from None
+            raise InvalidMessageError("page", f"{token!r} is not a page token", "use one from a listing") from None
 
     @classmethod
-    def at(cls, row: Row[Any], *, backwards: bool) -> str:
+    def at(cls, row: AnyRow, *, backwards: bool) -> str:
         text = f"{'<' if backwards else '>'}:{row.deliver_at_ms}:{row.seq}"
         return base64.urlsafe_b64encode(text.encode()).decode()

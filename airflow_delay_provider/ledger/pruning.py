@@ -6,7 +6,7 @@ from sqlalchemy import Connection, delete, exists, select
 
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger import counts
-from airflow_delay_provider.ledger.dialect import is_one_of
+from airflow_delay_provider.ledger.dialect import is_one_of, take
 from airflow_delay_provider.ledger.tables import channel_message, event, scheduled_message
 
 _MESSAGE = scheduled_message.c
@@ -26,21 +26,20 @@ def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
 
 def _prune_state(connection: Connection, state: State, *, before_ms: int, limit: int) -> int:
     unread = exists().where(channel_message.c.message_seq == _MESSAGE.seq)
-    old = (
+    old = take(
+        connection,
         select(_MESSAGE.seq)
         .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
+        .limit(limit),
     )
+    if not old:
+        return 0
+    connection.execute(delete(event).where(is_one_of(connection, event.c.message_seq, old)))
     rows = connection.execute(
         delete(scheduled_message)
-        .where(_MESSAGE.seq.in_(old))
-        .returning(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination)
+        .where(is_one_of(connection, _MESSAGE.seq, old))
+        .returning(_MESSAGE.channel, _MESSAGE.destination)
     ).all()
-    if rows:
-        connection.execute(
-            delete(event).where(is_one_of(connection, event.c.message_seq, [r.seq for r in rows]))
-        )
-        counts.apply(connection, counts.moves(rows, before=state, after=None))
+    counts.apply(connection, counts.moves(rows, before=state, after=None))
     return len(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Row
 
@@ -13,14 +13,33 @@ from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.ledger.tables import scheduled_message
 
+if TYPE_CHECKING:
+    AnyRow: TypeAlias = Row[*tuple[Any, ...]]
+else:
+    AnyRow = Row
+
 #: What a :class:`Message` is made of.
 MESSAGE_COLUMNS = [
     scheduled_message.c[name]
-    for name in (
-        "id channel payload deliver_at_ms key headers content_type priority handled_count"
-        " dag_id run_id task_id map_index"
-    ).split()
+    for name in [
+        "id",
+        "channel",
+        "payload",
+        "deliver_at_ms",
+        "key",
+        "headers",
+        "content_type",
+        "priority",
+        "handled_count",
+        "dag_id",
+        "run_id",
+        "task_id",
+        "map_index",
+    ]
 ]
+
+
+_SCHEDULED = State.SCHEDULED.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +67,7 @@ def row_of(message: Message, *, destination: str | None, now_ms: int) -> dict[st
     return {
         "id": message.id,
         "channel": message.channel,
-        "state": State.SCHEDULED.value,
+        "state": _SCHEDULED,
         "deliver_at_ms": ceil_ms(message.deliver_at),
         "scheduled_at_ms": now_ms,
         "updated_at_ms": now_ms,
@@ -67,7 +86,7 @@ def row_of(message: Message, *, destination: str | None, now_ms: int) -> dict[st
     }
 
 
-def message_of(row: Row[Any], *, extra_handled: int = 0) -> Message:
+def message_of(row: AnyRow, *, extra_handled: int = 0) -> Message:
     """Return the message of a row with ``MESSAGE_COLUMNS``."""
     return Message(
         id=row.id,
@@ -83,7 +102,7 @@ def message_of(row: Row[Any], *, extra_handled: int = 0) -> Message:
     )
 
 
-def record_of(row: Row[Any]) -> MessageRecord:
+def record_of(row: AnyRow) -> MessageRecord:
     """Return the record of a whole ``scheduled_message`` row."""
     return MessageRecord(
         message=message_of(row),
@@ -96,7 +115,7 @@ def record_of(row: Row[Any]) -> MessageRecord:
     )
 
 
-def _origin_of(row: Row[Any]) -> Origin | None:
+def _origin_of(row: AnyRow) -> Origin | None:
     if row.dag_id is None:
         return None
     return Origin(dag_id=row.dag_id, run_id=row.run_id, task_id=row.task_id, map_index=row.map_index)

@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, select, update
 
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
 from airflow_delay_provider.ledger import counts, journal
-from airflow_delay_provider.ledger.dialect import Upsert, is_one_of, upsert_into
-from airflow_delay_provider.ledger.records import row_of
+from airflow_delay_provider.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
+from airflow_delay_provider.ledger.records import AnyRow, row_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 
 _MESSAGE = scheduled_message.c
-_CONTENT = (
-    "state deliver_at_ms updated_at_ms payload content_type key headers priority handled_count"
-    " dag_id run_id task_id map_index"
-).split()
+_CONTENT = [
+    "state",
+    "deliver_at_ms",
+    "updated_at_ms",
+    "payload",
+    "content_type",
+    "key",
+    "headers",
+    "priority",
+    "handled_count",
+    "dag_id",
+    "run_id",
+    "task_id",
+    "map_index",
+]
 _STORED = (
     _MESSAGE.seq,
     _MESSAGE.id,
@@ -38,7 +49,7 @@ def insert(
     destination: str | None = None,
     on_conflict: OnConflict,
     now_ms: int,
-) -> dict[str, Row[Any]]:
+) -> dict[str, AnyRow]:
     """Store messages that are to wait and return the rows that are new or replaced, by id.
 
     An id that is not returned was kept: a message of the same channel has it. The policy is part of the insert itself,
@@ -48,7 +59,7 @@ def insert(
     if not messages:
         return {}
     rows = [row_of(message, destination=destination, now_ms=now_ms) for message in messages]
-    stored = connection.execute(_insert_statement(connection, on_conflict), rows).all()
+    stored = insert_rows(connection, _insert_statement(connection, on_conflict), rows, returning=_STORED)
     fresh = {row.id: row for row in stored}
     if len(fresh) < len(messages):
         _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], on_conflict)
@@ -72,7 +83,7 @@ def change_waiting(
     *,
     now_ms: int,
     deliver_at_ms: int | None = None,
-) -> list[Row[Any]]:
+) -> list[AnyRow]:
     """Cancel, reschedule or expedite messages that wait, all or none, and return their rows.
 
     A message that a dispatcher is handing over at this moment is refused: it can no longer be called back.
@@ -105,7 +116,7 @@ def change_waiting(
     return list(changed)
 
 
-def _insert_statement(connection: Connection, on_conflict: OnConflict) -> Any:
+def _insert_statement(connection: Connection, on_conflict: OnConflict) -> Upsert:
     statement = upsert_into(connection, scheduled_message)
     match on_conflict:
         case OnConflict.FAIL:
@@ -119,7 +130,7 @@ def _insert_statement(connection: Connection, on_conflict: OnConflict) -> Any:
                 _MESSAGE.state == State.DISPATCHED.value
             )
             statement = _overwrite(statement, returns)
-    return statement.returning(*_STORED)
+    return statement
 
 
 def _overwrite(statement: Upsert, condition: Any) -> Upsert:
@@ -143,8 +154,7 @@ def _refuse_conflicts(connection: Connection, messages: Sequence[Message], on_co
         if on_conflict is OnConflict.FAIL:
             raise ConflictError(
                 message.id,
-                f"exists already ({State(row.state).name}); use another message_id,"
-                ' or on_conflict="keep" or "replace"',
+                f'exists already ({State(row.state).name}); use another message_id, or on_conflict="keep" or "replace"',
             )
         if on_conflict is OnConflict.REPLACE:
             raise ConflictError(
@@ -166,15 +176,15 @@ def _refuse_change(connection: Connection, message_ids: set[str], change: Change
             )
 
 
-def _find(connection: Connection, message_ids: Sequence[str]) -> dict[str, Row[Any]]:
+def _find(connection: Connection, message_ids: Sequence[str]) -> dict[str, AnyRow]:
     query = select(_MESSAGE.id, _MESSAGE.channel, _MESSAGE.state, _MESSAGE.claimed_until_ms)
     rows = connection.execute(query.where(is_one_of(connection, _MESSAGE.id, message_ids)))
     return {row.id: row for row in rows}
 
 
-def _situation(row: Row[Any]) -> str:
+def _situation(row: AnyRow) -> str:
     return "being dispatched" if row.claimed_until_ms is not None else State(row.state).name
 
 
-def _seqs(rows: Sequence[Row[Any]]) -> list[int]:
+def _seqs(rows: Sequence[AnyRow]) -> list[int]:
     return [row.seq for row in rows]

@@ -6,7 +6,6 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
-    ForeignKey,
     Index,
     Integer,
     LargeBinary,
@@ -23,9 +22,7 @@ from airflow_delay_provider.domain.lifecycle import State
 #: SQLite numbers rows by itself only for INTEGER keys.
 Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
-metadata = MetaData(
-    naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"}
-)
+metadata = MetaData(naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"})
 
 scheduled_message = Table(
     "delay_scheduled_message",
@@ -103,13 +100,8 @@ Index(
 channel_message = Table(
     "delay_channel_message",
     metadata,
-    Column(
-        "message_seq",
-        Sequence,
-        ForeignKey("delay_scheduled_message.seq"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    # No foreign key: it would look up every message again; pruning leaves messages in channels alone.
+    Column("message_seq", Sequence, primary_key=True, autoincrement=False),
     Column("channel", String(255), nullable=False),
     Column("deliver_at_ms", BigInteger, nullable=False),
     Column("visible_at_ms", BigInteger, nullable=False),

@@ -12,10 +12,26 @@ down_revision = None
 def upgrade() -> None:
     """Create the tables."""
     op.create_table(
-        "delay_event",
+        "delay_channel_message",
         sa.Column(
-            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+            "message_seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=False, nullable=False
         ),
+        sa.Column("channel", sa.String(length=255), nullable=False),
+        sa.Column("deliver_at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("visible_at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("handle", sa.String(length=36), nullable=True),
+        sa.Column("received_count", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("message_seq", name=op.f("pk_delay_channel_message")),
+    )
+    op.create_index(
+        "ix_delay_channel_message_order",
+        "delay_channel_message",
+        ["channel", "deliver_at_ms", "message_seq"],
+        unique=False,
+    )
+    op.create_table(
+        "delay_event",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("xid", sa.BigInteger(), nullable=False),
         sa.Column("message_seq", sa.BigInteger(), nullable=False),
         sa.Column("message_id", sa.String(length=255), nullable=False),
@@ -39,9 +55,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "delay_scheduled_message",
-        sa.Column(
-            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("id", sa.String(length=255), nullable=False),
         sa.Column("channel", sa.String(length=255), nullable=False),
         sa.Column("state", sa.SmallInteger(), nullable=False),
@@ -97,37 +111,9 @@ def upgrade() -> None:
         postgresql_where=sa.text("state = 100 AND destination IS NULL"),
     )
     op.create_index(
-        "ix_delay_scheduled_message_state",
-        "delay_scheduled_message",
-        ["state", "deliver_at_ms", "seq"],
-        unique=False,
+        "ix_delay_scheduled_message_state", "delay_scheduled_message", ["state", "deliver_at_ms", "seq"], unique=False
     )
     op.create_index("uq_delay_scheduled_message_id", "delay_scheduled_message", ["id"], unique=True)
-    op.create_table(
-        "delay_channel_message",
-        sa.Column(
-            "message_seq",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            autoincrement=False,
-            nullable=False,
-        ),
-        sa.Column("channel", sa.String(length=255), nullable=False),
-        sa.Column("deliver_at_ms", sa.BigInteger(), nullable=False),
-        sa.Column("visible_at_ms", sa.BigInteger(), nullable=False),
-        sa.Column("handle", sa.String(length=36), nullable=True),
-        sa.Column("received_count", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["message_seq"],
-            ["delay_scheduled_message.seq"],
-        ),
-        sa.PrimaryKeyConstraint("message_seq", name=op.f("pk_delay_channel_message")),
-    )
-    op.create_index(
-        "ix_delay_channel_message_order",
-        "delay_channel_message",
-        ["channel", "deliver_at_ms", "message_seq"],
-        unique=False,
-    )
 
 
 def downgrade() -> None:

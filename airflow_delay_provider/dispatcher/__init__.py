@@ -1,0 +1,1 @@
+"""The one service a deployment may run: it hands due messages of the ledger to their channels. One loop a file."""

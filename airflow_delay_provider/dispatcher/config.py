@@ -1,0 +1,50 @@
+"""How a dispatcher works; every default is meant to be right."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.exceptions import ConfigurationError
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherConfig:
+    """The settings of one dispatcher."""
+
+    #: Who claims; unique among all dispatchers.
+    owner: str = field(default_factory=_own_name)
+    #: Most messages in one transaction or one publish.
+    batch: int = 1000
+    #: How soon a message is noticed that was scheduled just now and is due before all known ones.
+    poll_interval: timedelta = timedelta(milliseconds=20)
+    #: Most messages a second, None is no limit.
+    rate_limit: float | None = None
+    #: A message that another broker has not confirmed in this time may be sent by another dispatcher.
+    claim: timedelta = timedelta(seconds=60)
+    rescue_interval: timedelta = timedelta(seconds=10)
+    #: Messages that ended are kept this long; an id can be used again after that.
+    retention: timedelta = timedelta(days=30)
+    prune_interval: timedelta = timedelta(minutes=10)
+    #: Between attempts while the ledger or a broker is out of reach.
+    backoff: Backoff = field(default_factory=lambda: Backoff(cap=timedelta(seconds=30)))
+    health_host: str = "127.0.0.1"
+    #: 0 is any free port, None is no HTTP at all.
+    health_port: int | None = 8795
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigurationError(f"dispatcher batch: {self.batch} is not a batch size; use 1 or more")
+        if self.rate_limit is not None and self.rate_limit <= 0:
+            raise ConfigurationError(
+                f"dispatcher rate limit: {self.rate_limit} lets nothing through; use more than 0, or none"
+            )
+        if self.poll_interval <= timedelta(0):
+            raise ConfigurationError("dispatcher poll interval: must be more than 0 seconds")

@@ -1,0 +1,55 @@
+"""What all loops of one dispatcher share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.dispatcher.observing import Observer
+from airflow_delay_provider.dispatcher.rate import TokenBucket
+from airflow_delay_provider.domain.clock import Clock, floor_ms
+from airflow_delay_provider.ledger.database import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The ledger, the clock, the settings, and who is told."""
+
+    ledger: Ledger
+    clock: Clock
+    config: DispatcherConfig
+    observers: Sequence[Observer] = ()
+    bucket: TokenBucket | None = None
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long a loop with nothing to do waits."""
+        return self.config.poll_interval.total_seconds()
+
+    def now_ms(self) -> int:
+        """Return the current time, rounded down so that nothing is due early."""
+        return floor_ms(self.clock.now())
+
+    def seconds_until(self, due_ms: int | None) -> float:
+        """Return how long to wait for a due time; something sooner may be scheduled meanwhile, so never long."""
+        if due_ms is None:
+            return self.poll_seconds
+        return min(self.poll_seconds, due_ms / 1000 - self.clock.now().timestamp())
+
+    def allowance(self) -> int:
+        """Return how many messages may be dispatched now."""
+        return self.config.batch if self.bucket is None else min(self.config.batch, self.bucket.available())
+
+    def seconds_until_allowance(self) -> float:
+        """Return how long to wait when the rate limit is used up."""
+        return 0.0 if self.bucket is None else self.bucket.seconds_until_one()
+
+    def note_dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
+        """Count dispatched messages and tell the observers."""
+        if not lateness_ms:
+            return
+        if self.bucket is not None:
+            self.bucket.take(len(lateness_ms))
+        for observer in self.observers:
+            observer.dispatched(by_channel, lateness_ms)
