@@ -11,7 +11,7 @@ from threading import Event
 
 from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Broker
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.exceptions import DeferMessage
+from airflow_delay_provider.exceptions import DeferMessage, LifecycleError
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,11 @@ class Consumer:
         deliveries = self.broker.receive(self.channel, limit=wanted, visibility=self.config.visibility)
         consumed = Consumed()
         for delivery in deliveries:
-            self._handle(delivery, consumed)
+            try:
+                self._handle(delivery, consumed)
+            except LifecycleError as lost:
+                # Its visibility ended meanwhile: whoever has it now settles it.
+                log.warning("A handler took longer than %s: %s", self.config.visibility, lost)
         return consumed
 
     def run(self, *, limit: int | None = None, timeout: timedelta | None = None, stop: Event | None = None) -> Consumed:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, exists, func, insert, literal, select, tuple_, update
+from sqlalchemy import Connection, exists, func, literal, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from airflow_delay_provider.domain.lifecycle import Change, State, outcome_of
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger import counts, journal
-from airflow_delay_provider.ledger.dialect import is_one_of, lock_until_commit, take
+from airflow_delay_provider.ledger.dialect import is_one_of, lock_until_commit, take, upsert_into
 from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
 
@@ -142,7 +142,10 @@ def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: st
         literal(0),
     ).where(is_one_of(connection, _MESSAGE.seq, seqs))
     columns = ["message_seq", "channel", "deliver_at_ms", "visible_at_ms", "received_count"]
-    connection.execute(insert(channel_message).from_select(columns, source))
+    statement = upsert_into(connection, channel_message).from_select(columns, source)
+    # A consumer may have scheduled it again without acknowledging it: then the earlier delivery ends here.
+    newer = {name: statement.excluded[name] for name in columns[1:]} | {"handle": None}
+    connection.execute(statement.on_conflict_do_update(index_elements=["message_seq"], set_=newer))
 
 
 def _mark(

@@ -33,7 +33,7 @@ def append(
         literal(change.value),
         literal(at_ms),
         source.deliver_at_ms,
-        literal(reason),
+        literal(None if reason is None else _storable(reason)),
     ).where(is_one_of(connection, source.seq, seqs))
     columns = ["xid", "message_seq", "message_id", "channel", "change", "at_ms", "deliver_at_ms", "reason"]
     connection.execute(insert(event).from_select(columns, entries))
@@ -92,6 +92,11 @@ def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping
         )
         for row in connection.execute(query)
     }
+
+
+def _storable(reason: str) -> str:
+    """Any text: a reason is often that of an exception, and must not keep a message from being given up."""
+    return reason.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _entry_of(row: AnyRow) -> JournalEntry:
