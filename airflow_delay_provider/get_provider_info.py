@@ -27,6 +27,7 @@ def get_provider_info() -> dict[str, Any]:
                 "class-name": "airflow_delay_provider.decorators.message.schedule_message_task",
             }
         ],
+        "cli": ["airflow_delay_provider.cli.definition.get_delay_cli_commands"],
         "config": {"delay": {"description": "Delayed and scheduled messages.", "options": _OPTIONS}},
     }
 

@@ -1,0 +1,353 @@
+"""The triggers, and the one thread that any number of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.serde import deserialize, serialize
+
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.lifecycle import Change, State
+from airflow_delay_provider.domain.schedule import compose_message
+from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.ledger import listing
+from airflow_delay_provider.ledger.tables import event
+from airflow_delay_provider.triggers import journal
+from airflow_delay_provider.triggers.broker_thread import BrokerThread
+from airflow_delay_provider.triggers.channel import ChannelWatch
+from airflow_delay_provider.triggers.journal import JournalTail
+from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
+
+HOUR = timedelta(hours=1)
+Schedule = Callable[..., list[str]]
+
+
+@pytest.fixture
+def schedule(broker: EmbeddedBroker) -> Schedule:
+    def store(*ids: str, channel: str = "invoices", payload: Any = "x", after: timedelta = HOUR / 2) -> list[str]:
+        now = broker.clock.now()
+        broker.schedule(
+            [compose_message(channel, payload, message_id=each, deliver_after=after, now=now) for each in ids]
+        )
+        return list(ids)
+
+    return store
+
+
+@pytest.fixture(autouse=True)
+async def _no_thread_is_left() -> AsyncIterator[None]:
+    yield
+    await until(lambda: not tail_threads())
+    assert not BrokerThread._running
+
+
+def tail_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith((JournalTail.__name__, ChannelWatch.__name__))]
+
+
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def start(*triggers: Any) -> list[asyncio.Task[Any]]:
+    async def first_event(trigger: Any) -> Any:
+        return (await anext(trigger.run())).payload
+
+    return [asyncio.create_task(first_event(trigger)) for trigger in triggers]
+
+
+def tails() -> list[JournalTail]:
+    return [thread for thread in BrokerThread._running.values() if isinstance(thread, JournalTail)]
+
+
+async def finish(waiting: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(waiting, timeout=20)
+
+
+async def test_a_waiter_learns_of_a_message_that_is_dispatched_while_it_waits(
+    schedule: Schedule, dispatch: Callable[..., int]
+) -> None:
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a", "b")))
+    await until(lambda: tails() and tails()[0]._position)
+    dispatch(HOUR)
+
+    event = await finish(waiting)
+
+    assert event["counts"] == {"dispatched": 2}
+    assert event["outcomes"]["a"]["change"] == "dispatched"
+    assert event["outcomes"]["a"]["lateness_ms"] == pytest.approx(HOUR / 2 / timedelta(milliseconds=1), abs=5000)
+
+
+async def test_a_waiter_that_comes_late_learns_what_happened_before(
+    schedule: Schedule, dispatch: Callable[..., int], broker: EmbeddedBroker
+) -> None:
+    ids = schedule("sent", "recalled")
+    broker.cancel(["recalled"])
+    dispatch(HOUR)
+
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=ids))
+
+    assert (await finish(waiting))["counts"] == {"dispatched": 1, "cancelled": 1}
+
+
+async def test_a_thousand_waiting_triggers_share_one_thread(schedule: Schedule, dispatch: Callable[..., int]) -> None:
+    """A2, A13: no thread and no connection per waiting task."""
+    ids = schedule(*(f"message-{number}" for number in range(1000)))
+    waiting = start(*(MessageDispatchedTrigger(message_ids=[each]) for each in ids))
+    await until(lambda: tails() and tails()[0].users == 1000)
+
+    assert len(tail_threads()) == 1
+    dispatch(HOUR)
+    events = await finish(asyncio.gather(*waiting))
+
+    assert sum(event["counts"]["dispatched"] for event in events) == 1000
+
+
+async def test_waiters_of_the_same_message_are_all_woken(schedule: Schedule, dispatch: Callable[..., int]) -> None:
+    schedule("a")
+    waiting = start(*(MessageDispatchedTrigger(message_ids=["a"]) for _ in range(3)))
+    await until(lambda: tails() and tails()[0].users == 3)
+    dispatch(HOUR)
+
+    assert len(await finish(asyncio.gather(*waiting))) == 3
+
+
+async def test_a_waiter_that_leaves_disturbs_no_other(schedule: Schedule, dispatch: Callable[..., int]) -> None:
+    schedule("a")
+    leaver, stayer = start(MessageDispatchedTrigger(message_ids=["a"]), MessageDispatchedTrigger(message_ids=["a"]))
+    await until(lambda: tails() and tails()[0].users == 2)
+    leaver.cancel()
+    await until(lambda: tails()[0].users == 1)
+    dispatch(HOUR)
+
+    assert (await finish(stayer))["counts"] == {"dispatched": 1}
+
+
+async def test_connections_have_a_thread_each(
+    schedule: Schedule, dispatch: Callable[..., int], broker: EmbeddedBroker, connect: Callable[..., None]
+) -> None:
+    connect(str(broker.ledger.url), "delay_other")
+    schedule("a")
+    waiting = start(
+        MessageDispatchedTrigger(message_ids=["a"]),
+        MessageDispatchedTrigger(message_ids=["a"], delay_conn_id="delay_other"),
+    )
+    await until(lambda: len(tails()) == 2)
+    dispatch(HOUR)
+
+    assert len(await finish(asyncio.gather(*waiting))) == 2
+
+
+async def test_waiters_survive_an_outage(
+    schedule: Schedule,
+    dispatch: Callable[..., int],
+    broker: EmbeddedBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """B34: the journal goes away in the middle of the wait and comes back."""
+    quick = Backoff(
+        initial=timedelta(milliseconds=20), cap=timedelta(milliseconds=50), floor=timedelta(milliseconds=10)
+    )
+    monkeypatch.setattr(BrokerThread, "outage", quick)
+    schedule("a")
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"]))
+    await until(lambda: tails() and tails()[0]._position)
+    (tail,) = tails()
+
+    with caplog.at_level(logging.WARNING):
+        with unreadable_journal(broker):
+            await until(lambda: tail._failures >= 3)
+        dispatch(HOUR)
+        outcome = await finish(waiting)
+
+    assert outcome["counts"] == {"dispatched": 1}
+    assert caplog.text.count("waiting tasks wait on") == 1
+    assert caplog.text.count("reachable again") == 1
+
+
+@contextmanager
+def unreadable_journal(broker: EmbeddedBroker) -> Iterator[None]:
+    def rename(old: str, new: str) -> None:
+        broker.ledger.transact(lambda connection: connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}"))
+
+    rename(event.name, "gone")
+    yield
+    rename("gone", event.name)
+
+
+async def test_a_waiter_that_comes_during_an_outage_waits_on(
+    broker: EmbeddedBroker, schedule: Schedule, dispatch: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = Backoff(initial=timedelta(milliseconds=20), cap=timedelta(milliseconds=20), floor=timedelta(0))
+    monkeypatch.setattr(BrokerThread, "outage", quick)
+    schedule("a")
+    dispatch(HOUR)
+    with unreachable(Path(str(broker.ledger.url.database))):
+        (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"]))
+        await until(lambda: tails() and tails()[0]._failures >= 3)
+
+    assert (await finish(waiting))["counts"] == {"dispatched": 1}
+
+
+@contextmanager
+def unreachable(file: Path) -> Iterator[None]:
+    """Put a directory where the database file was: nobody can open it."""
+    aside = file.with_name("aside")
+    aside.mkdir()
+    for part in file.parent.glob(f"{file.name}*"):
+        part.rename(aside / part.name)
+    file.mkdir()
+    yield
+    file.rmdir()
+    for part in aside.iterdir():
+        part.rename(file.with_name(part.name))
+
+
+async def test_an_overlooked_entry_is_found_by_the_reconciliation(
+    schedule: Schedule, dispatch: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "RECONCILE_SECONDS", 0.05)
+    monkeypatch.setattr(EmbeddedBroker, "read_journal", lambda *_args, **_options: list[JournalEntry]())
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a")))
+    await until(lambda: tails() and tails()[0]._position and not tails()[0]._look_backs)
+    dispatch(HOUR)
+
+    assert (await finish(waiting))["counts"] == {"dispatched": 1}
+
+
+async def test_an_unknown_connection_fails_the_waiter_and_nobody_after_it(
+    sqlite_url: str, connect: Callable[..., None], broker: EmbeddedBroker, schedule: Schedule
+) -> None:
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"], delay_conn_id="delay_later"))
+    with pytest.raises(ConfigurationError, match="'delay_later' is not defined"):
+        await finish(waiting)
+
+    connect(sqlite_url, "delay_later")
+    schedule("a", after=timedelta(0))
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"], delay_conn_id="delay_later"))
+    assert (await finish(waiting))["counts"] == {"dispatched": 1}
+
+
+async def test_many_outcomes_are_counted_and_only_the_exceptions_named(
+    schedule: Schedule, dispatch: Callable[..., int], broker: EmbeddedBroker
+) -> None:
+    ids = schedule(*(f"message-{number}" for number in range(101)))
+    broker.cancel(["message-7"])
+    dispatch(HOUR)
+
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=ids))
+
+    event = await finish(waiting)
+    assert event["counts"] == {"dispatched": 100, "cancelled": 1}
+    assert list(event["outcomes"]) == ["message-7"]
+
+
+async def test_no_ids_need_no_waiting(broker: EmbeddedBroker) -> None:
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=[]))
+    assert (await finish(waiting)) == {"counts": {}, "outcomes": {}}
+
+
+async def test_an_event_loop_that_ends_takes_its_thread_along(broker: EmbeddedBroker, schedule: Schedule) -> None:
+    schedule("a", after=timedelta(0))
+
+    def dag_test() -> Any:
+        return asyncio.run(finish(start_one()))
+
+    async def start_one() -> Any:
+        return (await anext(MessageDispatchedTrigger(message_ids=["a"]).run())).payload
+
+    assert (await asyncio.to_thread(dag_test))["counts"] == {"dispatched": 1}
+
+
+@pytest.mark.parametrize("cancel_on_kill", [False, True])
+async def test_ending_the_task_cancels_what_still_waits_only_when_asked_to(
+    schedule: Schedule, broker: EmbeddedBroker, cancel_on_kill: bool
+) -> None:
+    schedule("sent", after=timedelta(0))
+    schedule("waiting")
+
+    await MessageDispatchedTrigger(message_ids=["sent", "waiting"], cancel_on_kill=cancel_on_kill).on_kill()
+
+    with broker.ledger.read() as connection:
+        states = [listing.get(connection, each).state for each in ("sent", "waiting")]
+    assert states == [State.DISPATCHED, State.CANCELLED if cancel_on_kill else State.SCHEDULED]
+
+
+async def test_triggers_survive_being_stored() -> None:
+    for trigger in (
+        MessageDispatchedTrigger(message_ids=["a"], delay_conn_id="c", since="1:2", cancel_on_kill=True),
+        ChannelTrigger(channel="invoices", filter="a.b", look_ahead=7, give_up_at="2030-01-01T00:00:00+00:00"),
+    ):
+        _, arguments = trigger.serialize()
+        stored: Any = json.loads(json.dumps(serialize(arguments)))
+        assert type(trigger)(**deserialize(stored)).serialize() == trigger.serialize()
+
+
+def is_urgent(message: Any) -> bool:
+    return bool(message.payload == b"urgent")
+
+
+def breaks(_message: Any) -> bool:
+    raise ZeroDivisionError("the filter is wrong")
+
+
+async def test_a_message_that_can_be_received_wakes_one_waiter_and_stays(
+    schedule: Schedule, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChannelWatch, "interval", 0.02)
+    waiting = start(*(ChannelTrigger(channel="invoices", give_up_at="soon") for _ in range(2)))
+    await until(lambda: len(tail_threads()) == 1)
+    schedule("a", payload="secret", after=timedelta(0))
+
+    done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+
+    assert [task.result() for task in done] == [{"message_id": "a", "give_up_at": "soon"}]
+    assert len(left) == 1
+    assert [message.id for message in broker.peek("invoices")] == ["a"]
+    schedule("b", after=timedelta(0))
+    assert (await finish(left.pop()))["message_id"] == "b"
+
+
+async def test_a_filter_lets_only_its_message_wake(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChannelWatch, "interval", 0.02)
+    (waiting,) = start(ChannelTrigger(channel="invoices", filter=f"{__name__}.is_urgent"))
+    schedule("a", after=timedelta(0))
+    schedule("b", payload="urgent", after=timedelta(0))
+
+    assert (await finish(waiting))["message_id"] == "b"
+
+
+async def test_a_filter_that_fails_ends_its_own_waiters_only(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChannelWatch, "interval", 0.02)
+    broken, healthy = start(
+        ChannelTrigger(channel="invoices", filter=f"{__name__}.breaks"),
+        ChannelTrigger(channel="invoices", filter=f"{__name__}.is_urgent"),
+    )
+    schedule("a", after=timedelta(0))
+    with pytest.raises(ZeroDivisionError):
+        await finish(broken)
+
+    schedule("b", payload="urgent", after=timedelta(0))
+    assert (await finish(healthy))["message_id"] == "b"
+
+
+def test_only_final_changes_end_a_wait() -> None:
+    assert {Change.DISPATCHED, Change.CANCELLED, Change.DEAD_LETTERED} == journal.FINAL_CHANGES

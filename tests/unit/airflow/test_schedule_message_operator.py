@@ -1,0 +1,333 @@
+"""The operator that schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
+from airflow_delay_provider.ledger import counts, listing
+from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
+from tests.unit.airflow.conftest import TaskInstance
+
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+def schedule(context: Any, **options: Any) -> Any:
+    return ScheduleMessageOperator(task_id="remind", **{"channel": "invoices"} | options).execute(context)
+
+
+def record(broker: EmbeddedBroker, message_id: str) -> Any:
+    with broker.ledger.read() as connection:
+        return listing.get(connection, message_id)
+
+
+def known(broker: EmbeddedBroker) -> int:
+    with broker.ledger.read() as connection:
+        return sum(counts.by_state(connection).values())
+
+
+def test_one_message_is_scheduled_with_all_its_fields(broker: EmbeddedBroker, context: Any) -> None:
+    """B7, B8, D1"""
+    message_id = schedule(
+        context,
+        payload={"invoice": 7},
+        deliver_at=TOMORROW,
+        key="customer-1",
+        headers={"trace": "abc"},
+        priority=5,
+    )
+
+    stored = record(broker, message_id).message
+    assert (stored.channel, stored.payload, stored.key) == ("invoices", b'{"invoice":7}', "customer-1")
+    assert (stored.headers, stored.content_type, stored.priority) == ({"trace": "abc"}, "application/json", 5)
+    assert timedelta(0) <= stored.deliver_at - TOMORROW < timedelta(milliseconds=1)
+    assert stored.origin == Origin(dag_id="invoices", run_id="manual__2030-01-01", task_id="remind")
+
+
+def test_many_messages_take_the_operators_fields_as_defaults(broker: EmbeddedBroker, context: Any) -> None:
+    """B59: bulk"""
+    ids = schedule(
+        context,
+        deliver_after=3600,
+        headers={"trace": "abc"},
+        messages=[
+            {"payload": "a"},
+            {"payload": "b", "channel": "letters", "deliver_at": TOMORROW.isoformat()},
+            {"payload": "c", "message_id": "own-id"},
+        ],
+    )
+
+    first, second, third = (record(broker, message_id).message for message_id in ids)
+    assert (first.channel, second.channel, ids[2]) == ("invoices", "letters", "own-id")
+    assert second.deliver_at - first.deliver_at > timedelta(hours=20)
+    assert third.headers == {"trace": "abc"}
+
+
+def test_an_empty_list_schedules_nothing_and_succeeds(broker: EmbeddedBroker, context: Any) -> None:
+    assert schedule(context, messages=[]) == []
+    assert schedule(context, messages=[], wait_for_dispatch=True) == []
+    assert known(broker) == 0
+
+
+def test_a_retried_or_cleared_task_schedules_nothing_twice(broker: EmbeddedBroker, context: Any) -> None:
+    first = schedule(context, payload="x", deliver_after=60)
+    again = schedule(context, payload="x", deliver_after=60)
+
+    assert first == again
+    assert known(broker) == 1
+
+
+def test_runs_tasks_and_mapped_instances_have_their_own_messages(broker: EmbeddedBroker) -> None:
+    instances = [
+        TaskInstance(),
+        TaskInstance(run_id="manual__2030-01-02"),
+        TaskInstance(task_id="warn"),
+        TaskInstance(map_index=0),
+        TaskInstance(map_index=1),
+    ]
+    ids = {schedule({"ti": ti}, payload="x", deliver_after=60) for ti in instances}
+
+    assert len(ids) == known(broker) == len(instances)
+
+
+def test_a_message_without_a_time_goes_straight_to_its_channel(
+    broker: EmbeddedBroker, context: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A10"""
+    message_id = schedule(context, payload="now")
+
+    assert record(broker, message_id).state is State.DISPATCHED
+    assert [message.id for message in broker.peek("invoices")] == [message_id]
+    assert "scheduled 0, dispatched 1, kept 0, replaced 0" in capsys.readouterr().out
+
+
+def test_the_link_leads_to_the_first_message(
+    broker: EmbeddedBroker, context: Any, ti: TaskInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule(context, payload="x", message_id="a/b c")
+    assert ti.pushed == {"delayed_message_link": "/delay/messages/a%2Fb%20c"}
+
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
+    schedule(context, payload="x", message_id="d")
+    assert ti.pushed == {"delayed_message_link": "https://airflow.example/team/delay/messages/d"}
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("form", ["{{ data_interval_end }}", "{{ data_interval_end.isoformat() }}"])
+def test_templates_are_rendered_everywhere(broker: EmbeddedBroker, ti: TaskInstance, native: bool, form: str) -> None:
+    with DAG("invoices", render_template_as_native_obj=native, schedule=None):
+        operator = ScheduleMessageOperator(
+            task_id="remind",
+            channel="{{ params.region }}.invoices",
+            messages=[{"payload": {"run": "{{ run_id }}"}, "headers": {"run": "{{ run_id }}"}, "deliver_at": form}],
+            priority="{{ 2 + 3 }}",
+            on_conflict="{{ 'keep' }}",
+        )
+    context: Any = {
+        "ti": ti,
+        "run_id": "run-1",
+        "params": {"region": "eu"},
+        "data_interval_end": TOMORROW.replace(microsecond=0),
+    }
+    operator.render_template_fields(context)
+    (message_id,) = operator.execute(context)
+
+    stored = record(broker, message_id).message
+    assert (stored.channel, stored.payload, stored.headers) == ("eu.invoices", b'{"run":"run-1"}', {"run": "run-1"})
+    assert (stored.deliver_at, stored.priority) == (TOMORROW.replace(microsecond=0), 5)
+
+
+BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),  # noqa: DTZ001
+    ({"deliver_at": "2030-01-01T00:00:00"}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),
+    ({"deliver_at": "tomorrow"}, "deliver_at: 'tomorrow' is not a time; use an aware datetime or ISO-8601"),
+    ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given too; give only one of the two"),
+    ({"deliver_after": "soon"}, "deliver_after: 'soon' is not a delay; use a timedelta or a number of seconds"),
+    ({"channel": "no spaces please"}, "channel: 'no spaces please' is not a channel name; use 1-255 letters"),
+    ({"channel": None}, "channel: None is not a channel name; use 1-255 letters"),
+    ({"payload": "x" * 1001}, "payload: 1001 bytes are more than max_payload_bytes (1000); send a reference"),
+    ({"payload": object()}, "payload: object cannot be written as JSON"),
+    ({"payload": float("nan")}, "payload: float cannot be written as JSON"),
+    ({"headers": {"count": 1}}, "headers: 'count': 1 is not text; use str"),
+    ({"priority": "high"}, "priority: 'high' is not a whole number; use 0 to 255"),
+    ({"message_id": ""}, "message_id: '' is not an id; use 1-255 printable characters"),
+    ({"deliver_after": -60, "on_past": "fail"}, 'has passed; choose a later time or on_past="deliver"'),
+    ({"deliver_after": timedelta(days=3)}, "is more than max_delay (2 days, 0:00:00) ahead; choose an earlier time"),
+    ({"deliver_after": 10}, "is less than min_delay (0:01:00) ahead; choose a later time or lower min_delay"),
+    ({"on_past": "ignore"}, "on_past: 'ignore' is unknown; use one of deliver, fail"),
+    ({"on_conflict": "skip"}, "on_conflict: 'skip' is unknown; use one of keep, fail, replace"),
+    ({"messages": ["text"]}, "messages: item 0 is str; use dicts such as {'channel': 'invoices'}"),
+    ({"messages": [{"delay": 3}]}, "messages: item 0 has 'delay'; use channel, payload, deliver_at, deliver_after"),
+    (
+        {"messages": [{}], "message_id": "a"},
+        "message_id: one id is given for many messages; give each its own, or none",
+    ),
+    ({"messages": [{"message_id": "a"}, {"message_id": "a"}]}, "message_id: 'a' is given twice in one call"),
+    ({"messages": [{}, {"priority": 256}]}, "messages[1]: priority: 256 is out of range; use 0 to 255"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD_INPUTS, ids=[sentence for _, sentence in BAD_INPUTS])
+def test_bad_input_fails_at_once_with_one_sentence_and_writes_nothing(
+    broker: EmbeddedBroker, context: Any, connect: Callable[..., None], options: dict[str, Any], sentence: str
+) -> None:
+    """A30, B3, B4, B48: the sentence names the field and the remedy."""
+    connect(str(broker.ledger.url), min_delay=60, max_delay=timedelta(days=2).total_seconds(), max_payload_bytes=1000)
+    default = {} if {"deliver_at", "deliver_after"} & set(options) else {"deliver_after": 3600}
+
+    with pytest.raises(AirflowFailException) as failure:
+        schedule(context, **{"payload": "x"} | default | options)
+
+    assert sentence in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert known(broker) == 0
+
+
+def test_one_bad_message_among_many_stops_all(broker: EmbeddedBroker, context: Any) -> None:
+    with pytest.raises(AirflowFailException, match="channel"):
+        schedule(context, messages=[{"payload": "good"}, {"payload": "bad", "channel": "not a channel"}])
+    assert known(broker) == 0
+
+
+def test_a_taken_id_fails_when_asked_to(broker: EmbeddedBroker, context: Any) -> None:
+    """A28, B5"""
+    schedule(context, payload="first", deliver_after=60, message_id="taken")
+
+    with pytest.raises(AirflowFailException, match=r"'taken' exists already \(SCHEDULED\); use another message_id"):
+        schedule(
+            context,
+            messages=[{"payload": "new"}, {"payload": "second", "message_id": "taken"}],
+            deliver_after=60,
+            on_conflict="fail",
+        )
+    assert known(broker) == 1
+    assert record(broker, "taken").message.payload == b"first"
+
+
+def test_a_taken_id_can_be_replaced(broker: EmbeddedBroker, context: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule(context, payload="first", deliver_after=60, message_id="taken")
+    schedule(context, payload="second", deliver_after=60, message_id="taken", on_conflict="replace")
+
+    assert record(broker, "taken").message.payload == b"second"
+    assert "scheduled 0, dispatched 0, kept 0, replaced 1" in capsys.readouterr().out
+
+
+def test_an_unknown_connection_is_named_with_its_remedy(context: Any) -> None:
+    """A12: can be tried again, since Airflow says the same while its API is away."""
+    with pytest.raises(ConfigurationError, match=r"connection 'nowhere' is not defined; create it with `airflow conn"):
+        schedule(context, payload="x", delay_conn_id="nowhere")
+
+
+def test_a_connection_of_another_type_is_named(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "http://example.test")
+    with pytest.raises(ConfigurationError, match=r"connection 'other' has type 'http'; use one of delay"):
+        schedule(context, payload="x", delay_conn_id="other")
+
+
+def test_a_database_that_is_down_can_be_tried_again(context: Any, connect: Callable[..., None]) -> None:
+    connect("postgresql+psycopg://user:secret@127.0.0.1:1/delay")
+    with pytest.raises(LedgerError) as failure:
+        schedule(context, payload="x", deliver_after=60)
+
+    assert "did not confirm" in str(failure.value)
+    assert "check that the database runs" in str(failure.value)
+    assert "secret" not in str(failure.value)
+
+
+def test_the_default_connection_works_without_being_defined(
+    context: Any, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A21"""
+    monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", sqlite_url)
+    message_id = schedule(context, payload="x", deliver_after=60)
+
+    from airflow_delay_provider.ledger.database import Ledger
+
+    with EmbeddedBroker(Ledger(sqlite_url)) as broker:
+        assert record(broker, message_id).state is State.SCHEDULED
+
+
+def deferred(context: Any, **options: Any) -> MessageDispatchedTrigger:
+    with pytest.raises(TaskDeferred) as request:
+        schedule(context, wait_for_dispatch=True, **options)
+    assert request.value.method_name == "execute_complete"
+    trigger = request.value.trigger
+    assert isinstance(trigger, MessageDispatchedTrigger)
+    return trigger
+
+
+def test_waiting_defers_with_ids_and_nothing_of_the_content(broker: EmbeddedBroker, context: Any) -> None:
+    """A2: nobody waits in a worker; what Airflow stores of the wait holds no payload."""
+    trigger = deferred(context, payload="very secret", headers={"h": "very secret"}, deliver_after=60)
+
+    path, arguments = trigger.serialize()
+    assert path == "airflow_delay_provider.triggers.message.MessageDispatchedTrigger"
+    assert set(arguments) == {"message_ids", "delay_conn_id", "since", "cancel_on_kill"}
+    assert "secret" not in repr(arguments)
+
+
+async def test_a_message_dispatched_before_the_trigger_runs_is_not_missed(
+    broker: EmbeddedBroker, context: Any, dispatch: Callable[..., int]
+) -> None:
+    trigger = deferred(context, payload="x", deliver_after=60)
+    assert dispatch(timedelta(minutes=2)) == 1
+
+    event = await anext(trigger.run())
+
+    (message_id,) = trigger.message_ids
+    assert event.payload["outcomes"][message_id]["change"] == "dispatched"
+    operator = ScheduleMessageOperator(task_id="remind", channel="invoices", payload="x", deliver_after=60)
+    assert operator.execute_complete(context, event.payload) == message_id
+
+
+def test_messages_that_are_dispatched_already_need_no_waiting(
+    broker: EmbeddedBroker, context: Any, dispatch: Callable[..., int]
+) -> None:
+    waiting = {"messages": [{"payload": "a"}, {"payload": "b", "deliver_after": 60}], "wait_for_dispatch": True}
+    with pytest.raises(TaskDeferred):
+        schedule(context, **waiting)
+    dispatch(timedelta(minutes=2))
+
+    ids = schedule(context, **waiting)
+
+    assert [record(broker, message_id).state for message_id in ids] == [State.DISPATCHED] * 2
+
+
+def test_a_cancelled_message_fails_the_waiting_task_for_good(broker: EmbeddedBroker, context: Any) -> None:
+    trigger = deferred(context, messages=[{"payload": "a"}, {"payload": "b"}], deliver_after=60)
+    broker.cancel(trigger.message_ids)
+
+    with pytest.raises(AirflowFailException, match=r"2 of 2 messages were not dispatched \(.* cancelled, .*\)"):
+        schedule(context, messages=[{"payload": "a"}, {"payload": "b"}], deliver_after=60, wait_for_dispatch=True)
+
+
+def test_a_killed_task_cancels_what_it_scheduled_only_when_asked_to(broker: EmbeddedBroker, context: Any) -> None:
+    for cancel, state in ((False, State.SCHEDULED), (True, State.CANCELLED)):
+        operator = ScheduleMessageOperator(
+            task_id="remind",
+            channel="invoices",
+            message_id=f"cancel-{cancel}",
+            deliver_after=60,
+            cancel_on_kill=cancel,
+        )
+        message_id = operator.execute(context)
+        operator.on_kill()
+        assert record(broker, str(message_id)).state is state
+
+
+def test_a_due_time_in_another_zone_is_the_same_moment(broker: EmbeddedBroker, context: Any) -> None:
+    """B21"""
+    there = TOMORROW.astimezone(timezone(timedelta(hours=-8)))
+    stored: Message = record(broker, schedule(context, payload="x", deliver_at=there)).message
+    assert stored.deliver_at.utcoffset() == timedelta(0)
+    assert timedelta(0) <= stored.deliver_at - TOMORROW < timedelta(milliseconds=1)
