@@ -62,7 +62,7 @@ _OPTIONS = {
         "float", "Seconds after which a dispatcher notices a message that was scheduled just now.", default="0.02"
     ),
     "dispatcher_rate_limit": _option(
-        "float", "Most messages a second that one dispatcher hands over; empty is no limit.", example="500"
+        "float", "Most messages a second that one dispatcher hands over; 0 is no limit.", example="500", default="0"
     ),
     "dispatcher_health_host": _option(
         "string", "Where a dispatcher answers /health and /metrics.", default="127.0.0.1"

@@ -1,0 +1,86 @@
+"""Metrics through Airflow."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.observability import stats
+
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
+from airflow_delay_provider.operators.message import ScheduleMessageOperator
+
+# Airflow never closes its metrics client, so its socket is collected when the client is replaced.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[str]]]:
+    """A statsd server of our own, and what it received."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(0.5)
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_HOST", "127.0.0.1")
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_PORT", str(server.getsockname()[1]))
+        connect_metrics()
+
+        def read() -> set[str]:
+            lines: set[str] = set()
+            try:
+                while True:
+                    lines |= set(server.recv(65_536).decode().splitlines())
+            except TimeoutError:
+                return lines
+
+        yield read
+        monkeypatch.undo()
+        connect_metrics()
+
+
+def test_everything_is_counted(received: Callable[[], set[str]]) -> None:
+    """B38, B39, B40, B41"""
+    metrics = AirflowMetrics()
+    metrics.scheduled(3, channel="invoices")
+    metrics.dispatched(2, [10.0, 20.0], channel="invoices")
+    metrics.error("LedgerError")
+
+    assert received() == {
+        "airflow.delay.scheduled:3|c",
+        "airflow.delay.dispatched:2|c",
+        "airflow.delay.lateness:10.000000|ms",
+        "airflow.delay.lateness:20.000000|ms",
+        "airflow.delay.errors:1|c",
+    }
+
+
+def test_the_operator_counts_what_it_scheduled_and_what_failed(
+    received: Callable[[], set[str]], broker: EmbeddedBroker, context: Any
+) -> None:
+    operator = ScheduleMessageOperator(
+        task_id="remind", channel="invoices", deliver_after=60, messages=[{"payload": 1}, {"payload": 2}]
+    )
+    operator.execute(context)
+    assert received() == {"airflow.delay.scheduled:2|c"}
+
+    operator.execute(context)
+    assert received() == set()
+
+    with pytest.raises(AirflowFailException):
+        ScheduleMessageOperator(task_id="bad", channel="not a channel").execute(context)
+    assert received() == {"airflow.delay.errors:1|c"}
+
+
+def test_metrics_that_cannot_be_sent_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any, **_options: Any) -> None:
+        raise OSError("no metrics today")
+
+    monkeypatch.setattr(stats, "incr", broken)
+    monkeypatch.setattr(stats, "timing", broken)
+    AirflowMetrics().scheduled(1)
+    AirflowMetrics().dispatched(1, [3.0])
+    AirflowMetrics().error("LedgerError")

@@ -1,0 +1,79 @@
+"""What Airflow learns of this package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
+from pkgutil import resolve_name
+from typing import Any
+
+import jsonschema
+import pytest
+
+from airflow_delay_provider.get_provider_info import get_provider_info
+
+
+@pytest.fixture
+def info() -> dict[str, Any]:
+    return get_provider_info()
+
+
+def test_it_has_the_form_that_airflow_demands(info: dict[str, Any]) -> None:
+    schema = json.loads(files("airflow").joinpath("provider_info.schema.json").read_text())
+    jsonschema.validate(info, schema)
+    assert set(info) <= set(schema["properties"])
+    json.dumps(info)
+
+
+def test_everything_it_names_can_be_imported(info: dict[str, Any]) -> None:
+    for kind in ("hooks", "operators", "sensors", "triggers"):
+        for entry in info[kind]:
+            for module in entry["python-modules"]:
+                import_module(module)
+    names = [
+        *info["extra-links"],
+        *info["cli"],
+        *(entry["class-name"] for entry in info["task-decorators"]),
+        *(entry["hook-class-name"] for entry in info["connection-types"]),
+    ]
+    assert all(callable(resolve_name(name)) for name in names)
+
+
+# Airflow's own providers still import what it has deprecated.
+@pytest.mark.filterwarnings("ignore::airflow.utils.deprecation_tools.DeprecatedImportWarning")
+def test_airflow_discovers_it() -> None:
+    from airflow.providers_manager import ProvidersManager
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    known, running = ProvidersManager(), ProvidersManagerTaskRuntime()
+    assert known.providers["airflow-delay-provider"].version == version("airflow-delay-provider")
+    assert "airflow_delay_provider.links.DelayedMessageLink" in known.extra_links_class_names
+    assert "schedule_message" in dict(running.taskflow_decorators)
+    hook = running.hooks["delay"]
+    assert hook is not None
+    assert hook.connection_testable
+
+
+def test_the_settings_have_working_defaults() -> None:
+    from airflow.sdk.configuration import conf
+
+    assert conf.getfloat("delay", "journal_poll_interval") == 0.2
+    assert conf.getint("delay", "dispatcher_batch") == 1000
+    assert conf.getfloat("delay", "dispatcher_poll_interval") == 0.02
+    assert conf.getfloat("delay", "dispatcher_rate_limit") == 0
+    assert conf.getint("delay", "dispatcher_health_port") == 8795
+    assert conf.getfloat("delay", "retention_days") == 30
+    assert conf.get("delay", "ledger_url") == ""
+
+
+def test_reading_it_imports_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; from airflow_delay_provider.get_provider_info import get_provider_info; get_provider_info();"
+        "print({name.partition('.')[0] for name in sys.modules} & {'airflow', 'sqlalchemy', 'alembic', 'pydantic'})"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed == "set()\n"

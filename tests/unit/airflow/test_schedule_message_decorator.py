@@ -1,0 +1,56 @@
+"""``@task.schedule_message``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.ledger import listing
+
+
+def test_what_the_function_returns_is_scheduled(broker: EmbeddedBroker, context: Any) -> None:
+    with DAG("invoices", schedule=None):
+
+        @task.schedule_message(channel="{{ params.channel }}", deliver_after=60, key="k")
+        def remind(invoice: int, run_id: str | None = None) -> dict[str, Any]:
+            return {"invoice": invoice, "run": run_id, "text": "{{ not a template }}"}
+
+        operator = remind(7).operator
+    context |= {"run_id": "run-1", "params": {"channel": "letters"}}
+    operator.render_template_fields(context)
+    message_id = operator.execute(context)
+
+    with broker.ledger.read() as connection:
+        stored = listing.get(connection, message_id).message
+    assert (stored.channel, stored.key) == ("letters", "k")
+    assert stored.payload == b'{"invoice":7,"run":"run-1","text":"{{ not a template }}"}'
+    # Otherwise Airflow would take the id for a dict, as the function's annotation says.
+    assert operator.multiple_outputs is False
+
+
+def test_it_can_wait(broker: EmbeddedBroker, context: Any) -> None:
+    with DAG("invoices", schedule=None):
+
+        @task.schedule_message(channel="letters", deliver_after=60, wait_for_dispatch=True)
+        def remind() -> str:
+            return "x"
+
+        operator = remind().operator
+    with pytest.raises(TaskDeferred) as request:
+        operator.execute(context)
+    event = {"counts": {"dispatched": 1}, "outcomes": {}}
+    assert [operator.execute_complete(context, event)] == request.value.trigger.message_ids
+
+
+def test_the_payload_comes_from_the_function_only() -> None:
+    def remind() -> str:
+        return "x"
+
+    with DAG("invoices", schedule=None):
+        decorated = task.schedule_message(channel="letters", payload="y")(remind)
+        with pytest.raises(TypeError, match="takes it from the function"):
+            decorated()
