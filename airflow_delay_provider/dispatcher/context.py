@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.observing import Observer
 from airflow_delay_provider.dispatcher.rate import TokenBucket
-from airflow_delay_provider.domain.clock import Clock, floor_ms
+from airflow_delay_provider.domain.clock import Clock, floor_ms, from_ms
 from airflow_delay_provider.ledger.database import Ledger
 
 
@@ -35,7 +35,7 @@ class Context:
         """Return how long to wait for a due time; something sooner may be scheduled meanwhile, so never long."""
         if due_ms is None:
             return self.poll_seconds
-        return min(self.poll_seconds, due_ms / 1000 - self.clock.now().timestamp())
+        return min(self.poll_seconds, (from_ms(due_ms) - self.clock.now()).total_seconds())
 
     def allowance(self) -> int:
         """Return how many messages may be dispatched now."""

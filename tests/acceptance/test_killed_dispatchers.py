@@ -112,7 +112,7 @@ def count_in(ledger: Ledger, state: State) -> int:
 def dispatched_entries(ledger: Ledger) -> dict[str, int]:
     query = select(event.c.message_id, func.count()).where(event.c.change == Change.DISPATCHED.value)
     with ledger.read() as connection:
-        return {message_id: n for message_id, n in connection.execute(query.group_by(event.c.message_id))}
+        return dict(connection.execute(query.group_by(event.c.message_id)).tuples().all())
 
 
 def earliest_dispatch_ms(ledger: Ledger) -> int:

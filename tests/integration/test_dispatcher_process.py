@@ -1,0 +1,168 @@
+"""The dispatcher as its own process: health, metrics, outages, and a graceful end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.ledger.database import Ledger
+from tests.databases import execute, require_postgres
+
+PATIENCE_SECONDS = 30.0
+
+
+class Process:
+    """A dispatcher process and what it says."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "airflow_delay_provider.dispatcher", "--health-port", "0", *arguments],
+                stderr=file,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def url(self) -> str:
+        wait_for(lambda: "Health and metrics" in self.log, "the health server to start")
+        found = re.search(r"(http://\S+)/health", self.log)
+        assert found
+        return found[1]
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health") as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def signal(self, number: signal.Signals) -> int:
+        self._process.send_signal(number)
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def running(tmp_path: Path, *arguments: str) -> Iterator[Process]:
+    process = Process(tmp_path / "dispatcher.log", *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+def schedule(ledger: Ledger, delay: timedelta) -> None:
+    EmbeddedBroker(ledger).schedule([Message(channel="c", payload=b"", deliver_at=datetime.now(UTC) + delay)])
+
+
+def test_the_process_dispatches_reports_and_stops_gracefully(ledger: Ledger, ledger_url: str, tmp_path: Path) -> None:
+    """B23, B38, B39, B41, B50"""
+    with running(tmp_path, "--ledger", ledger_url) as process:
+        schedule(ledger, timedelta(milliseconds=300))
+        schedule(ledger, timedelta(hours=1))
+        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, "the message in its channel")
+        status, report = process.health()
+        assert status == 200
+        assert report["well"] is True
+        assert set(report["loops"]) == {"dispatch_due", "rescue_stale", "prune", "serve_destinations"}
+        metrics = process.metrics()
+        assert 'delay_dispatched_total{channel="c"} 1.0' in metrics
+        assert "delay_lateness_seconds_count 1.0" in metrics
+        assert "delay_scheduled 1.0" in metrics
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+            urllib.request.urlopen(f"{process.url}/elsewhere")
+        refused.value.close()
+        assert process.signal(signal.SIGTERM) == 0
+        assert "unfinished: nothing" in process.log
+
+
+def test_an_outage_of_the_database_is_survived_and_shown(postgres_url: str, tmp_path: Path) -> None:
+    """B34, B40, B50"""
+    ledger = Ledger(postgres_url)
+    name = ledger.url.database
+    server = require_postgres()
+    with running(tmp_path, "--ledger", postgres_url) as process:
+        wait_for(lambda: process.health()[1]["well"], "a good start")
+        schedule(ledger, timedelta(milliseconds=500))
+        ledger.close()
+        execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        execute(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        wait_for(lambda: process.health()[0] == 503, "the outage in /health")
+        assert "did not confirm" in process.health()[1]["loops"]["dispatch_due"]["error"]
+        execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        wait_for(lambda: process.health()[0] == 200, "the recovery in /health")
+        assert 'delay_errors_total{loop="dispatch_due"}' in process.metrics()
+        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, "the message after the outage")
+    ledger.close()
+
+
+def test_a_ledger_out_of_reach_at_the_start_ends_it_with_one_sentence(tmp_path: Path) -> None:
+    """A12"""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"postgresql://delay:hidden@127.0.0.1:{closed.getsockname()[1]}/delay"
+        with running(tmp_path, "--ledger", url) as process:
+            assert process.wait() == 3
+            error = [line for line in process.log.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert "check that the database runs" in error[0]
+    assert "hidden" not in process.log
+    assert "Traceback" not in process.log
+
+
+def test_a_health_port_in_use_is_named(sqlite_url: str, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with running(tmp_path, "--ledger", sqlite_url, "--health-port", port) as process:
+            assert process.wait() == 3
+    assert f"{port} cannot be used" in process.log
+
+
+def test_the_standalone_dispatcher_does_not_import_airflow(sqlite_url: str) -> None:
+    code = (
+        "import sys, airflow_delay_provider.dispatcher.__main__ as m;"
+        "assert m._parser();"
+        "sys.exit(any(name == 'airflow' or name.startswith('airflow.') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
