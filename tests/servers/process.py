@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -30,7 +30,12 @@ def dies_with_parent(signum: int) -> Callable[[], None]:
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, death_signal: int = signal.SIGKILL, user: str | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    death_signal: int = signal.SIGKILL,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a server in its own session: Ctrl-C reaches the tests first, which still need it to clean up."""
     with log.open("ab") as out:
@@ -40,6 +45,7 @@ def spawn(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=env,
             user=user,
             group=user,
             extra_groups=None if user is None else [],
