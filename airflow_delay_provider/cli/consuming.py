@@ -114,12 +114,20 @@ def _parse_command(text: str) -> list[str]:
 def _run(argv: Sequence[str], message: Message) -> int:
     try:
         # Its own process group: Ctrl-C lets the command finish and the message be settled.
-        return subprocess.run(  # noqa: S603 - running what the user asks for is the purpose
-            argv, input=message.payload, env=os.environ | _environment_of(message), process_group=0, check=False
-        ).returncode
+        process = subprocess.Popen(  # noqa: S603 - running what the user asks for is the purpose
+            argv, stdin=subprocess.PIPE, env=os.environ | _environment_of(message), process_group=0
+        )
     except OSError as error:
         # That it could not be started says nothing about the message.
         raise _Abandon from BrokerError(f"exec: {argv[0]} could not be started ({error.strerror}); try again")
+    with process:
+        try:
+            process.communicate(message.payload)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    return process.returncode
 
 
 def _environment_of(message: Message) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from alembic.util.exc import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_delay_provider.cli.exit_codes import command
@@ -45,6 +46,12 @@ def downgrade(args: Namespace) -> None:
         before = ledger.revision()
         try:
             migrations.downgrade(ledger.engine, args.revision)
+        except CommandError:
+            raise InvalidMessageError(
+                "revision",
+                f"{args.revision!r} is not an older version of {before}",
+                "use base, or a revision before it",
+            ) from None
         except SQLAlchemyError as error:
             raise LedgerError(f"the ledger at {ledger.name} was not changed ({error}); try again") from error
         _print(args, {"ledger": ledger.name, "before": before, "revision": ledger.revision()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -48,6 +49,8 @@ def command(handler: Handler) -> Handler:
 
     @wraps(handler)
     def run(args: Namespace) -> None:
+        # A new SQLite ledger is no news.
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         try:
             handler(args)
             sys.stdout.flush()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_delay_provider.cli.exit_codes import ExitCode, command
 from airflow_delay_provider.cli.opening import connections_of_the_server, open_ledger
-from airflow_delay_provider.cli.options import parse_count, parse_number, parse_seconds
+from airflow_delay_provider.cli.options import parse_count, parse_number
 from airflow_delay_provider.exceptions import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def _config_of(args: Namespace) -> DispatcherConfig:
 
     given = {
         "batch": None if args.batch is None else parse_count("batch", args.batch),
-        "poll_interval": None if args.poll_interval is None else parse_seconds("poll-interval", args.poll_interval),
+        "poll_interval": None
+        if args.poll_interval is None
+        else timedelta(seconds=parse_number("poll-interval", args.poll_interval)),
         "rate_limit": None if args.rate_limit is None else parse_number("rate-limit", args.rate_limit),
         "health_host": args.health_host,
     }

@@ -1,0 +1,1 @@
+"""`airflow delay ...`, run in this process through the parser that Airflow builds from its definition."""

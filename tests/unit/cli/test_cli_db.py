@@ -1,0 +1,50 @@
+"""`airflow delay db`: the tables of the ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_delay_provider.ledger.migrations import HEAD
+from tests.unit.cli.commandline import CommandLine
+
+
+def test_the_tables_are_created_checked_and_dropped(delay: CommandLine, sqlite_url: str) -> None:
+    """B42: up and down."""
+    before = delay("db", "check")
+    assert before.code == 3
+    assert before.err == (
+        f"the ledger at {sqlite_url} has schema revision None, this version needs {HEAD};"
+        " run `airflow delay db migrate`\n"
+    )
+    assert delay.document("db", "migrate") == {"ledger": sqlite_url, "before": None, "revision": HEAD}
+    assert delay.document("db", "migrate")["before"] == HEAD
+    assert delay.document("db", "check") == {"ledger": sqlite_url, "revision": HEAD}
+    down = delay.document("db", "downgrade", "--yes")
+    assert (down["before"], down["revision"]) == (HEAD, None)
+    assert delay("db", "check").code == 3
+    assert delay.document("db", "migrate")["revision"] == HEAD
+
+
+def test_a_downgrade_wants_to_be_confirmed(delay: CommandLine) -> None:
+    """B42: without --yes nothing is lost."""
+    delay.document("schedule", "orders", "--payload", "x", "--after", "60")
+    result = delay("db", "downgrade")
+    assert result.code == 2
+    assert result.err == "yes: going back to 'base' loses what later versions stored; add --yes to do it\n"
+    assert delay.counts()["SCHEDULED"] == 1
+
+
+def test_an_unknown_revision_is_refused(delay: CommandLine) -> None:
+    delay.document("schedule", "orders", "--payload", "x", "--after", "60")
+    result = delay("db", "downgrade", "--yes", "--revision", "9999")
+    assert result.code == 2
+    assert result.err.startswith(f"revision: '9999' is not an older version of {HEAD}; use base")
+    assert delay.counts()["SCHEDULED"] == 1
+
+
+@pytest.mark.parametrize("words", [["db", "migrate"], ["db", "check"]])
+def test_the_table_is_a_line_a_field(delay: CommandLine, words: list[str]) -> None:
+    delay("db", "migrate")
+    result = delay(*words)
+    assert result.code == 0
+    assert result.out.splitlines()[-1].split() == ["revision", HEAD]

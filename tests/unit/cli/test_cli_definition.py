@@ -1,0 +1,89 @@
+"""What Airflow reads at each call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.cli.commandline import CommandLine
+
+
+def actions() -> Iterator[tuple[str, object]]:
+    from airflow.cli.cli_config import ActionCommand, GroupCommand
+
+    from airflow_delay_provider.cli.definition import get_delay_cli_commands
+
+    def walk(prefix: str, commands: object) -> Iterator[tuple[str, object]]:
+        for command in commands:  # type: ignore[attr-defined]
+            name = f"{prefix} {command.name}".strip()
+            if isinstance(command, GroupCommand):
+                yield from walk(name, command.subcommands)
+            elif isinstance(command, ActionCommand):
+                yield name, command
+
+    yield from walk("", get_delay_cli_commands())
+
+
+def test_every_command_leads_to_a_function() -> None:
+    from airflow.sdk.module_loading import import_string
+
+    found = {}
+    for name, command in actions():
+        (path,) = [cell.cell_contents for cell in command.func.__closure__ if isinstance(cell.cell_contents, str)]  # type: ignore[attr-defined]
+        assert callable(import_string(path))
+        found[name] = path
+    assert sorted(found) == [
+        "delay cancel",
+        "delay consume",
+        "delay db check",
+        "delay db downgrade",
+        "delay db migrate",
+        "delay dispatcher",
+        "delay expedite",
+        "delay list",
+        "delay reschedule",
+        "delay schedule",
+        "delay send",
+        "delay show",
+        "delay status",
+    ]
+
+
+@pytest.mark.parametrize("name", ["schedule", "consume", "list", "db downgrade", "dispatcher"])
+def test_help_names_the_exit_codes(delay: CommandLine, name: str) -> None:
+    result = delay(*name.split(), "--help")
+    assert result.code == 0
+    assert "exit codes: 0 done, 1 refused" in " ".join(result.out.split())
+
+
+def test_the_definition_loads_nothing_but_itself() -> None:
+    """It is imported at each `airflow` call, so it must cost next to nothing."""
+    code = (
+        "import sys, airflow.cli.cli_config; before = set(sys.modules);"
+        "import airflow_delay_provider.cli.definition as d; d.get_delay_cli_commands();"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = ("airflow_delay_provider.ledger", "airflow_delay_provider.brokers", "rich", "alembic", "sqlalchemy")
+    assert [name for name in run.stdout.split() if name.startswith(heavy)] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--health-port", "high"], "health-port: 'high' is not a port; use 0"),
+        (["--health-port", "70000"], "health-port: '70000' is not a port; use 0"),
+        (["--batch", "0"], "batch: '0' is not a whole number from 1; use"),
+        (["--poll-interval", "x"], "poll-interval: 'x' is not a number above 0; use"),
+        (["--poll-interval", "0"], "poll-interval: '0' is not a number above 0; use"),
+        (["--rate-limit", "0"], "rate-limit: '0' is not a number above 0; use"),
+        (["--rate-limit", "inf"], "rate-limit: 'inf' is not a number above 0; use"),
+    ],
+)
+def test_the_dispatcher_refuses_bad_options(delay: CommandLine, words: list[str], problem: str) -> None:
+    result = delay("dispatcher", *words)
+    assert result.code == 2
+    assert result.err.startswith(problem)
