@@ -1,0 +1,1 @@
+"""What Airflow's api-server shows of messages."""

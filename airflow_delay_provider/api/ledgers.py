@@ -1,0 +1,62 @@
+"""The ledgers that the web application reads, one for each connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Lock
+
+from airflow_delay_provider.domain.clock import Clock
+from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.ledger.database import Ledger
+
+#: After this time a connection is looked up again, so that a change of it needs no restart.
+KEPT = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenLedger:
+    """A ledger to read and the clock of its messages."""
+
+    ledger: Ledger
+    clock: Clock
+    opened_at: float
+
+
+class OpenLedgers:
+    """Opens the ledger of a connection on first use and keeps it; threads share it."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._open: dict[str, OpenLedger] = {}
+        self._lock = Lock()
+
+    def get(self, conn_id: str) -> OpenLedger:
+        """Return the ledger of a connection; it connects when it is read."""
+        with self._lock:
+            known = self._open.get(conn_id)
+            if known is not None and self._monotonic() - known.opened_at < KEPT.total_seconds():
+                return known
+            self._open[conn_id] = fresh = self._open_ledger(conn_id)
+        if known is not None:
+            # Readers that have a connection of it keep that one to their end.
+            known.ledger.close()
+        return fresh
+
+    def close(self) -> None:
+        """Close all ledgers."""
+        with self._lock:
+            for opened in self._open.values():
+                opened.ledger.close()
+            self._open.clear()
+
+    def _open_ledger(self, conn_id: str) -> OpenLedger:
+        broker = DelayHook(conn_id).get_conn()
+        ledger: Ledger | None = getattr(broker, "ledger", None)
+        if ledger is None:
+            broker.close()
+            raise ConfigurationError(f"delay_conn_id: the broker of connection {conn_id!r} keeps no ledger")
+        return OpenLedger(ledger=ledger, clock=broker.clock, opened_at=self._monotonic())

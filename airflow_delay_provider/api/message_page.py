@@ -1,0 +1,118 @@
+"""What the page of a message shows, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from airflow_delay_provider.api.auth import mask_secrets
+from airflow_delay_provider.domain.clock import ONE_MS
+from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.lifecycle import State, outcome_of
+from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.ledger.records import MessageRecord
+
+PREVIEW_BYTES = 2048
+#: A message that is put back again and again must not make the page endless.
+SHOWN_ENTRIES = 100
+_UNITS = (
+    ("d", timedelta(days=1)),
+    ("h", timedelta(hours=1)),
+    ("min", timedelta(minutes=1)),
+    ("s", timedelta(seconds=1)),
+)
+
+
+def message_fields(
+    record: MessageRecord, history: Sequence[JournalEntry], *, now: datetime, conn_id: str
+) -> dict[str, Any]:
+    """Return the fields of ``message.html``; what Airflow deems secret is hidden in them."""
+    message, late = record.message, record.lateness
+    waits = record.state is State.SCHEDULED
+    preview, cut = preview_payload(message)
+    return {
+        "message": message,
+        "conn_id": conn_id,
+        "state": record.state.name.lower(),
+        "overdue": describe_span(now - message.deliver_at) if waits and message.deliver_at < now else None,
+        "due": _moment(message.deliver_at, now),
+        "scheduled": _moment(record.scheduled_at, now),
+        "dispatched": _moment(record.dispatched_at, now) if record.dispatched_at else None,
+        "lateness": None if late is None else f"{late // ONE_MS:,} ms",
+        "destination": record.destination,
+        "headers": mask_secrets(dict(message.headers)),
+        "size": f"{len(message.payload):,} bytes",
+        "preview": preview,
+        "preview_is_cut": cut,
+        "origin": message.origin,
+        "origin_path": task_instance_path(message.origin) if message.origin else None,
+        "entries": [_entry(entry, now) for entry in history[-SHOWN_ENTRIES:]],
+        "entries_left_out": max(0, len(history) - SHOWN_ENTRIES),
+        "seen": _moment(now, now),
+    }
+
+
+def describe_span(span: timedelta) -> str:
+    """Return a length of time in its two largest units, such as ``2 h 5 min``."""
+    rest, parts = abs(span), list[str]()
+    for name, unit in _UNITS:
+        count, rest = divmod(rest, unit)
+        if count:
+            parts.append(f"{count} {name}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or f"{rest // ONE_MS} ms"
+
+
+def describe_moment(moment: datetime, now: datetime) -> str:
+    """Return when ``moment`` is, seen from ``now``."""
+    if abs(moment - now) < ONE_MS:
+        return "now"
+    return f"in {describe_span(moment - now)}" if moment > now else f"{describe_span(now - moment)} ago"
+
+
+def preview_payload(message: Message) -> tuple[str | None, bool]:
+    """Return the beginning of a payload that is text or JSON, and whether there is more; None is anything else."""
+    kind = message.content_type.partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or kind.endswith("+json")
+    if not is_json and not kind.startswith("text/"):
+        return None, False
+    text = _masked_json(message.payload) if is_json else None
+    if text is None:
+        text = mask_secrets(message.payload.decode(errors="replace"))
+    # JSON can spell halves of characters, which no page can be written with.
+    whole: bytes = text.encode(errors="backslashreplace")
+    return whole[:PREVIEW_BYTES].decode(errors="ignore"), len(whole) > PREVIEW_BYTES
+
+
+def task_instance_path(origin: Origin) -> str:
+    """Return the path of Airflow's page of a task instance."""
+    dag, run, task = (quote(part, safe="") for part in (origin.dag_id, origin.run_id, origin.task_id))
+    mapped = f"/mapped/{origin.map_index}" if origin.map_index >= 0 else ""
+    return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"
+
+
+def _masked_json(payload: bytes) -> str | None:
+    try:
+        return json.dumps(mask_secrets(json.loads(payload)), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _entry(entry: JournalEntry, now: datetime) -> dict[str, Any]:
+    return {
+        "change": entry.change.value.replace("_", "-"),
+        "state": outcome_of(entry.change).name.lower(),
+        "at": _moment(entry.at, now),
+        "due": _moment(entry.deliver_at, now),
+        "channel": entry.channel,
+        "reason": None if entry.reason is None else mask_secrets(entry.reason),
+    }
+
+
+def _moment(moment: datetime, now: datetime) -> dict[str, str]:
+    text = moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    return {"iso": moment.isoformat(timespec="milliseconds"), "utc": text, "relative": describe_moment(moment, now)}

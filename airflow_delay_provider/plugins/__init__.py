@@ -1,0 +1,1 @@
+"""What Airflow mounts; found by the entry point ``airflow.plugins``."""

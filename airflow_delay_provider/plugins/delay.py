@@ -1,0 +1,21 @@
+"""The plugin: mounts the web application in the api-server."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from airflow.sdk.plugins_manager import AirflowPlugin
+
+
+class DelayPlugin(AirflowPlugin):
+    """Registers the web application under ``/delay``."""
+
+    name = "delay"
+
+    @cached_property
+    def fastapi_apps(self) -> list[Any]:  # type: ignore[override]  # Airflow reads it and never sets it
+        """The application, made when it is mounted: every task loads plugins and needs no web code."""
+        from airflow_delay_provider.api.app import create_app
+
+        return [{"app": create_app(), "url_prefix": "/delay", "name": "Delayed messages"}]
