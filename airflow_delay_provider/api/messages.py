@@ -11,7 +11,7 @@ from airflow_delay_provider.api.auth import CurrentUser, require_task_access
 from airflow_delay_provider.api.ledgers import OpenLedger, OpenLedgers
 from airflow_delay_provider.api.message_page import message_fields
 from airflow_delay_provider.api.pages import PageRoute, render
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, UnknownMessageError
+from airflow_delay_provider.exceptions import ConfigurationError, DelayError, UnknownMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.ledger import listing
 
@@ -36,7 +36,7 @@ def show_message(request: Request, user: CurrentUser, message_id: str, conn_id: 
             f"The ledger of connection {conn_id!r} knows no message {message_id!r}. It may have been removed after its"
             " retention time, or it waits with another connection.",
         ) from error
-    except (BrokerError, ConfigurationError) as error:
+    except DelayError as error:
         raise HTTPException(503, str(error)) from error
     return render(request, "message.html", **message_fields(record, history, now=opened.clock.now(), conn_id=conn_id))
 

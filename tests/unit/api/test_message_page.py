@@ -18,11 +18,13 @@ from airflow.api_fastapi.core_api.security import get_user
 from airflow.models.dag import DagModel
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from airflow_delay_provider.api.app import create_app
 from airflow_delay_provider.api.ledgers import KEPT, OpenLedgers
 from airflow_delay_provider.api.message_page import PREVIEW_BYTES, SHOWN_ENTRIES, describe_moment, describe_span
 from airflow_delay_provider.domain.message import Origin
+from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.plugins.delay import DelayPlugin
 from airflow_delay_provider.testing.clock import START
 from airflow_delay_provider.testing.kit import DelayTestKit
@@ -256,6 +258,18 @@ def test_a_ledger_that_is_down_is_answered_with_its_error(
     page = client.get("/messages/any")
     assert page.status_code == 503
     assert "file is not a database" in page.text
+
+
+def test_a_row_that_no_message_can_be_made_of_is_answered_with_its_error(
+    client: TestClient, delay_kit: DelayTestKit
+) -> None:
+    message_id = delay_kit.schedule("invoices")
+    with delay_kit.broker.ledger.engine.begin() as connection:
+        connection.execute(update(scheduled_message).values(channel=ATTACK))
+    page = client.get(f"/messages/{message_id}")
+    assert page.status_code == 503
+    assert ESCAPED in page.text
+    assert "<script" not in page.text
 
 
 def test_a_wrong_default_connection_is_answered_with_what_is_wrong(
