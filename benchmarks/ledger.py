@@ -1,0 +1,109 @@
+"""``./dev bench ledger``: rates, lateness and flatness of the ledger on SQLite and PostgreSQL.
+
+Expected first, counted in the code (docs/performance.md): scheduling a message writes 2 rows and 8 index entries,
+dispatching it 3 rows and 9, claiming it ahead of time 1 row and 6 more. The number of statements does not depend on the
+size of a batch: one by one is ruled by the statements and the commit, in batches by the rows. A look reads one stretch
+of one index for each state, or the few rows of counts, so it does not grow with the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import channel_rate, dispatch_rate, lateness, lookups, plots, results, schedule_rate
+from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
+from benchmarks.measuring import MismatchError, Results, say
+
+QUICK_FOLDER = Path(".run/benchmarks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    schedule_messages: int = 20_000
+    schedule_singles: int = 300
+    dispatch_messages: int = 30_000
+    channel_messages: int = 10_000
+    requeued: int = 300
+    repeats: int = 3
+    lateness_seconds: float = 12.0
+    lateness_repeats: int = 2
+    lookup_sizes: tuple[int, int] = (10_000, 1_000_000)
+    lookup_calls: int = 60
+
+
+QUICK = Sizes(
+    schedule_messages=3_000,
+    schedule_singles=50,
+    dispatch_messages=3_000,
+    channel_messages=1_000,
+    requeued=50,
+    repeats=1,
+    lateness_seconds=2.0,
+    lateness_repeats=1,
+    lookup_sizes=(10_000, 50_000),
+    lookup_calls=10,
+)
+
+
+def run(databases: Sequence[Database], sizes: Sizes) -> Results:
+    """Measure everything; raises ``MismatchError`` when a count is wrong."""
+    found = Results()
+    schedule_rate.measure(
+        databases, found, messages=sizes.schedule_messages, singles=sizes.schedule_singles, repeats=sizes.repeats
+    )
+    dispatch_rate.measure(databases, found, messages=sizes.dispatch_messages, repeats=sizes.repeats)
+    channel_rate.measure(
+        databases, found, messages=sizes.channel_messages, requeued=sizes.requeued, repeats=sizes.repeats
+    )
+    lateness.measure(databases, found, seconds=sizes.lateness_seconds, repeats=sizes.lateness_repeats)
+    lookups.measure(databases, found, sizes=sizes.lookup_sizes, calls=sizes.lookup_calls, repeats=max(3, sizes.repeats))
+    found.measurements.sort(key=lambda m: [database.name for database in databases].index(m.database))
+    return found
+
+
+def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> int:
+    """Measure, print, write CSV and pictures; 1 when something was not dispatched or counted right."""
+    options = _parser().parse_args(arguments)
+    sizes = sizes or (QUICK if options.quick else Sizes())
+    folder = options.results or (QUICK_FOLDER if options.quick else results.FOLDER)
+    begin, load_at_begin = time.monotonic(), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch:
+        databases = open_databases(Path(scratch))
+        if len(databases) == 1:
+            say(f"{URL_VARIABLE} is not set: SQLite alone is measured")
+        try:
+            found = run(databases, sizes)
+        except MismatchError as mismatch:
+            print(f"error: {mismatch}", file=sys.stderr)
+            return 1
+    server = next((database.version() for database in databases if isinstance(database, Postgres)), None)
+    results.write_csv(folder / "ledger.csv", found.measurements)
+    results.write_machine(
+        folder / "ledger_machine.json", postgresql=server, quick=options.quick, load_at_begin=load_at_begin
+    )
+    plots.draw_all(found, folder)
+    results.print_table(found.measurements)
+    say(f"all counts were right; {time.monotonic() - begin:.0f} s; results in {folder}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench ledger", description="Measure the ledger.")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; not for reporting")
+    parser.add_argument(
+        "--results", type=Path, help=f"folder for CSV and pictures; default: benchmarks/results, quick: {QUICK_FOLDER}"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

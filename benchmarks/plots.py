@@ -1,0 +1,131 @@
+"""The results as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks import lateness
+from benchmarks.measuring import Measurement, Results
+from benchmarks.results import show
+
+COLORS = {"sqlite": "#0b7285", "postgresql": "#364fc7"}
+BARE_COLOR = "#adb5bd"
+AIM_COLOR = "#c92a2a"
+LATENESS_AIM_MS = 50
+
+
+def draw_all(results: Results, folder: Path) -> list[Path]:
+    """Draw rates, lateness and flatness, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    databases = list(dict.fromkeys(m.database for m in results.measurements))
+    pictures = {
+        "ledger_rates.png": _draw_rates(results, databases),
+        "ledger_lateness.png": _draw_lateness(results, databases),
+        "ledger_flat.png": _draw_flat(results, databases),
+    }
+    for name, figure in pictures.items():
+        figure.savefig(folder / name, dpi=110)
+    return [folder / name for name in pictures]
+
+
+def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
+    def rates(database: str) -> list[Measurement]:
+        return [
+            m
+            for m in results.measurements
+            if m.database == database and m.unit in ("messages/s", "entries/s") and m.name != "steady scheduling"
+        ]
+
+    most = max(len(rates(database)) for database in databases)
+    figure, axes = _panels(len(databases), height=1.2 + 0.36 * most, sharey=True)
+    for axis, database in zip(axes, databases, strict=True):
+        bars = rates(database)[::-1]
+        values = [m.value for m in bars]
+        spread = [[m.value - m.min for m in bars], [m.max - m.value for m in bars]]
+        colors = [BARE_COLOR if m.name.startswith("bare") else COLORS[database] for m in bars]
+        axis.barh([m.name for m in bars], values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
+        axis.set_xscale("log")
+        axis.set_xlim(100, 1_000_000)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        for position, m in enumerate(bars):
+            axis.annotate(show(m.value), (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
+        _finish(axis, f"{database}: messages (or entries) a second", grid="x")
+    figure.suptitle("Rates: median, whiskers min to max; grey is bare SQL through the driver")
+    return figure
+
+
+def _draw_lateness(results: Results, databases: Sequence[str]) -> Figure:
+    figure, axes = _panels(len(databases), height=4.2, sharey=True)
+    for axis, database in zip(axes, databases, strict=True):
+        for name, style in ((lateness.BY_LEDGER, "-"), (lateness.BY_CONSUMER, "--")):
+            values = sorted(max(value, 0.5) for value in results.samples[(database, name)])
+            shares = [(position + 1) / len(values) * 100 for position in range(len(values))]
+            p99 = results.get(database, f"{name}, p99")
+            label = f"{name.removeprefix('lateness ')}: p99 {show(p99.value)} ms" if p99 else name
+            axis.plot(values, shares, style, color=COLORS[database], label=label)
+        axis.axvline(LATENESS_AIM_MS, color=AIM_COLOR, lw=1, label=f"aim: p99 within {LATENESS_AIM_MS} ms")
+        axis.axhline(99, color=AIM_COLOR, lw=1, ls=":")
+        axis.set_xscale("log")
+        axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], minor=False)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
+        axis.set_xlim(0.5, max(200, *(values[-1] for values in map(sorted, results.samples.values()))) * 1.2)
+        axis.set_xlabel("lateness, ms (below 0.5 drawn as 0.5)")
+        axis.legend(loc="lower right", fontsize="small")
+        _finish(axis, database, grid="both")
+    axes[0].set_ylabel("messages at most so late, %")
+    figure.suptitle(f"Lateness at {lateness.RATE} messages/s, delays {lateness.DELAY_SECONDS[0]} to 4 s")
+    return figure
+
+
+def _draw_flat(results: Results, databases: Sequence[str]) -> Figure:
+    def pairs(database: str) -> list[tuple[Measurement, Measurement]]:
+        large = [m for m in results.measurements if m.database == database and m.unit == "us" and m.ratio_to]
+        return [(small, m) for m in large if (small := results.get(database, m.ratio_to))][::-1]
+
+    most = max(len(pairs(database)) for database in databases)
+    figure, axes = _panels(len(databases), height=1.6 + 0.42 * most, sharey=True)
+    for axis, database in zip(axes, databases, strict=True):
+        names = []
+        for position, (small, large) in enumerate(pairs(database)):
+            name, _, size = small.name.rpartition(" at ")
+            names.append(name)
+            labels = (size, large.name.rpartition(" at ")[2]) if position == 0 else (None, None)
+            axis.plot([small.value, large.value], [position, position], color=BARE_COLOR, lw=1, zorder=1)
+            axis.scatter([small.value], [position], s=70, facecolors="none", edgecolors="black", label=labels[0])
+            axis.scatter([large.value], [position], s=28, color=COLORS[database], label=labels[1])
+            axis.annotate(
+                f"x {large.ratio:.2f}",
+                (max(small.value, large.value), position),
+                xytext=(9, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xscale("log")
+        axis.set_xlim(50, 50_000)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.set_xlabel("microseconds a call")
+        axis.legend(loc="lower right", fontsize="small")
+        _finish(axis, database, grid="x")
+    figure.suptitle("What one look at the ledger costs, and how many times more in the large one")
+    return figure
+
+
+def _panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]:
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    # Without pyplot: no window system is looked for and nothing global stays behind.
+    figure = Figure(figsize=(6.2 * max(n, 1) + 1.5, height), layout="constrained")
+    axes = figure.subplots(1, n, sharey=sharey, squeeze=False)
+    return figure, list(axes[0])
+
+
+def _finish(axis: Axes, title: str, *, grid: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.grid(axis=grid, which="major", alpha=0.3)
+    axis.set_axisbelow(True)

@@ -1,0 +1,57 @@
+"""Puts the numbers of the last run into the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.measuring import Measurement
+from benchmarks.results import show
+
+_RATES = ("messages/s", "entries/s")
+
+
+def fill(document: str, tables: Mapping[str, str]) -> str:
+    """Replace what stands between ``<!-- name: begin -->`` and ``<!-- name: end -->`` for each named table."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, found_begin, rest = document.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not (found_begin and found_end):
+            raise ValueError(f"the document has no place {begin} ... {end}; add both lines")
+        document = f"{before}{begin}\n{table}\n{end}{after}"
+    return document
+
+
+def ledger_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables of ``docs/performance.md`` by their names."""
+    return {
+        "ledger machine": _machine_line(measurements, machine),
+        "ledger rates": _table(measurements, lambda m: m.unit in _RATES),
+        "ledger statements": _table(measurements, lambda m: m.unit == "statements/message"),
+        "ledger lateness": _table(measurements, lambda m: m.unit == "ms"),
+        "ledger lookups": _table(measurements, lambda m: m.unit == "us"),
+    }
+
+
+def _machine_line(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> str:
+    postgresql = f"PostgreSQL {machine['postgresql']}" if machine["postgresql"] else "no PostgreSQL"
+    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
+    return (
+        f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
+        f" Python {machine['python']}, SQLite {machine['sqlite']}, {postgresql},"
+        f" SQLAlchemy {machine['sqlalchemy']}, psycopg {machine['psycopg']};"
+        f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
+    )
+
+
+def _table(measurements: Sequence[Measurement], wanted: Callable[[Measurement], bool]) -> str:
+    lines = [
+        "| database | measurement | median | min - max | unit | ratio | to |",
+        "|---|---|---:|---:|---|---:|---|",
+    ]
+    for m in filter(wanted, measurements):
+        ratio = "" if m.ratio is None else f"{m.ratio:.2f}"
+        spread = f"{show(m.min)} - {show(m.max)}"
+        lines.append(f"| {m.database} | {m.name} | {show(m.value)} | {spread} | {m.unit} | {ratio} | {m.ratio_to} |")
+    return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""Results as a table on the terminal, as CSV, and read back."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import platform
+import sqlite3
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measuring import Measurement
+
+FIELDS = [field.name for field in dataclasses.fields(Measurement)]
+FOLDER = Path(__file__).parent / "results"
+
+
+def write_csv(path: Path, measurements: Sequence[Measurement]) -> None:
+    """Write one row a measurement."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for measurement in measurements:
+            writer.writerow([_text(value) for value in dataclasses.astuple(measurement)])
+
+
+def read_csv(path: Path) -> list[Measurement]:
+    """Read what :func:`write_csv` wrote."""
+    with path.open(newline="") as file:
+        return [
+            Measurement(
+                date=row["date"],
+                database=row["database"],
+                name=row["name"],
+                value=float(row["value"]),
+                unit=row["unit"],
+                ratio_to=row["ratio_to"],
+                ratio=float(row["ratio"]) if row["ratio"] else None,
+                min=float(row["min"]),
+                max=float(row["max"]),
+                repeats=int(row["repeats"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def write_machine(path: Path, *, postgresql: str | None, quick: bool, load_at_begin: float) -> None:
+    """Write what the numbers were measured on."""
+    machine = {
+        "cores": os.cpu_count(),
+        "load_at_begin": round(load_at_begin, 2),
+        "load_at_end": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "postgresql": postgresql,
+        "sqlalchemy": version("sqlalchemy"),
+        "psycopg": version("psycopg"),
+        "quick": quick,
+    }
+    path.write_text(json.dumps(machine, indent=2) + "\n")
+
+
+def read_machine(path: Path) -> dict[str, Any]:
+    """Read what :func:`write_machine` wrote."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def print_table(measurements: Sequence[Measurement]) -> None:
+    """Print all measurements."""
+    table = Table(title="Ledger benchmark: medians of the repeats")
+    for heading in ("database", "measurement"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("median", "min", "max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    table.add_column("ratio", justify="right")
+    table.add_column("to")
+    before = ""
+    for m in measurements:
+        if before and m.database != before:
+            table.add_section()
+        before = m.database
+        ratio = "" if m.ratio is None else f"{m.ratio:.2f}"
+        table.add_row(m.database, m.name, show(m.value), show(m.min), show(m.max), m.unit, ratio, m.ratio_to)
+    Console(width=None if Console().is_terminal else 190).print(table)
+
+
+def show(value: float) -> str:
+    """Return a number with about three digits that matter."""
+    if value and abs(value) < 1:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
