@@ -145,15 +145,17 @@ def _dispatcher() -> ActionCommand:
     return ActionCommand(
         name="dispatcher",
         help="Run the service that hands due messages to their channels",
+        description="Run until SIGTERM or SIGINT. What is not given is taken from section delay of airflow.cfg.",
         func=_lazily("running.dispatcher"),
         epilog=_EXIT_CODES,
         args=(
             _CONN_ID,
             _arg("--batch", metavar="NUMBER", help="most messages in one transaction"),
             _arg("--poll-interval", metavar="SECONDS", help="how soon a message scheduled just now is noticed"),
-            _arg("--rate-limit", metavar="NUMBER", help="most messages a second (default: no limit)"),
+            _arg("--rate-limit", metavar="NUMBER", help="most messages a second, 0 is no limit"),
+            _arg("--retention-days", metavar="DAYS", help="how long messages that ended are kept"),
             _arg("--health-host", metavar="HOST", help="where /health and /metrics answer"),
-            _arg("--health-port", metavar="PORT", help="0 is any free port, none is no HTTP"),
+            _arg("--health-port", metavar="PORT", help="0 is any free port, -1 is no HTTP"),
         ),
     )
 

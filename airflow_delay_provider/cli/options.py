@@ -52,14 +52,15 @@ def parse_count(name: str, text: str) -> int:
     return number
 
 
-def parse_number(name: str, text: str) -> float:
-    """Return a number above 0."""
+def parse_number(name: str, text: str, *, from_zero: bool = False) -> float:
+    """Return a number above 0, or from 0."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise InvalidMessageError(name, f"{text!r} is not a number above 0", "use for example 500")
+    if not 0 <= number < math.inf or (number == 0 and not from_zero):
+        least = "from 0" if from_zero else "above 0"
+        raise InvalidMessageError(name, f"{text!r} is not a number {least}", "use for example 0.5 or 500")
     return number
 
 

@@ -54,26 +54,37 @@ class AirflowObserver:
 def _config_of(args: Namespace) -> DispatcherConfig:
     from airflow_delay_provider.dispatcher.config import DispatcherConfig
 
-    given = {
-        "batch": None if args.batch is None else parse_count("batch", args.batch),
-        "poll_interval": None
-        if args.poll_interval is None
-        else timedelta(seconds=parse_number("poll-interval", args.poll_interval)),
-        "rate_limit": None if args.rate_limit is None else parse_number("rate-limit", args.rate_limit),
-        "health_host": args.health_host,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    if args.health_port is not None:
-        options["health_port"] = _parse_port(args.health_port)
-    return DispatcherConfig(**options)
+    health_port = _parse_port(*_setting(args, "health_port"))
+    return DispatcherConfig(
+        batch=parse_count(*_setting(args, "batch")),
+        poll_interval=timedelta(seconds=parse_number(*_setting(args, "poll_interval"))),
+        # Zero is no limit.
+        rate_limit=parse_number(*_setting(args, "rate_limit"), from_zero=True) or None,
+        retention=timedelta(days=parse_number(*_setting(args, "retention_days"))),
+        health_host=_setting(args, "health_host")[1],
+        health_port=None if health_port < 0 else health_port,
+    )
 
 
-def _parse_port(text: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isdecimal() or int(text) > 65_535:
-        raise InvalidMessageError("health-port", f"{text!r} is not a port", "use 0 (any free one) to 65535, or none")
-    return int(text)
+def _setting(args: Namespace, name: str) -> tuple[str, str]:
+    """Return where a setting stands, for the sentence if it is wrong, and what it is: the option, else ``[delay]``."""
+    from airflow.sdk.configuration import conf
+
+    given: str | None = getattr(args, name)
+    if given is not None:
+        return name.replace("_", "-"), given
+    key = name if name == "retention_days" else f"dispatcher_{name}"
+    return f"[delay] {key}", conf.get("delay", key)
+
+
+def _parse_port(name: str, text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -2
+    if not -1 <= port <= 65_535:
+        raise InvalidMessageError(name, f"{text!r} is not a port", "use 0 (any free one) to 65535, or -1 for none")
+    return port
 
 
 def _open_broker(conn_id: str) -> Broker:

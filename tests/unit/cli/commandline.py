@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -53,6 +55,11 @@ class CommandLine:
 
     def __call__(self, *words: str) -> Result:
         self._capture.readouterr()
+        parser()
+        for handler in logging.getLogger().handlers:
+            # As Airflow's main does for commands with --output; the stream of an earlier test is closed.
+            if type(handler) is logging.StreamHandler:
+                handler.stream = sys.stderr
         try:
             args = parser().parse_args(["delay", *words])
             args.func(args)

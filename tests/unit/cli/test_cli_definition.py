@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.cli.commandline import CommandLine
+from tests.unit.cli.commandline import CommandLine, parser
 
 
 def actions() -> Iterator[tuple[str, object]]:
@@ -79,11 +79,32 @@ def test_the_definition_loads_nothing_but_itself() -> None:
         (["--batch", "0"], "batch: '0' is not a whole number from 1; use"),
         (["--poll-interval", "x"], "poll-interval: 'x' is not a number above 0; use"),
         (["--poll-interval", "0"], "poll-interval: '0' is not a number above 0; use"),
-        (["--rate-limit", "0"], "rate-limit: '0' is not a number above 0; use"),
-        (["--rate-limit", "inf"], "rate-limit: 'inf' is not a number above 0; use"),
+        (["--rate-limit", "-1"], "rate-limit: '-1' is not a number from 0; use"),
+        (["--rate-limit", "inf"], "rate-limit: 'inf' is not a number from 0; use"),
+        (["--retention-days", "0"], "retention-days: '0' is not a number above 0; use"),
+        (["--health-port", "-2"], "health-port: '-2' is not a port; use 0"),
     ],
 )
 def test_the_dispatcher_refuses_bad_options(delay: CommandLine, words: list[str], problem: str) -> None:
     result = delay("dispatcher", *words)
     assert result.code == 2
     assert result.err.startswith(problem)
+
+
+def test_the_dispatcher_takes_its_settings_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B24, B26: an option goes before ``[delay]``, which goes before the default."""
+    from airflow_delay_provider.cli.running import _config_of
+
+    monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_BATCH", "7")
+    monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_RATE_LIMIT", "50")
+    words = ["delay", "dispatcher", "--rate-limit", "0", "--health-port", "-1", "--retention-days", "2"]
+    config = _config_of(parser().parse_args(words))
+    assert (config.batch, config.rate_limit, config.health_port) == (7, None, None)
+    assert (config.poll_interval.total_seconds(), config.retention.days) == (0.02, 2)
+
+
+def test_a_wrong_setting_is_named_where_it_stands(delay: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_BATCH", "many")
+    result = delay("dispatcher")
+    assert result.code == 2
+    assert result.err.startswith("[delay] dispatcher_batch: 'many' is not a whole number from 1; use")

@@ -203,7 +203,7 @@ def test_a_database_that_is_down_is_code_3(
         ["cancel", "m1"],
         ["consume", "orders"],
         ["db", "check"],
-        ["dispatcher", "--health-port", "none"],
+        ["dispatcher", "--health-port", "-1"],
     ):
         result = delay(*words, "--conn-id", conn_id)
         assert result.code == 3, words
