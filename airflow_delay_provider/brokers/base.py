@@ -57,7 +57,10 @@ class Broker(ABC):
     # -- scheduling ----------------------------------------------------------------------------------------------
 
     def schedule(self, messages: Sequence[Message], *, on_conflict: OnConflict = OnConflict.KEEP) -> list[Receipt]:
-        """Store all messages or none; a message that is due already goes straight to its channel."""
+        """Store all messages or none; a message that is due already goes straight to its channel.
+
+        One that would overtake an earlier message of its channel and key waits for that.
+        """
         now = self.clock.now()
         for message in messages:
             self.limits.check(message, now=now)
@@ -109,7 +112,10 @@ class Broker(ABC):
 
     @abstractmethod
     def requeue(self, delivery: Delivery, delay: timedelta, *, reason: str | None = None) -> None:
-        """Repost to the message's own channel after ``delay`` with its handled count raised by one."""
+        """Repost to the message's own channel after ``delay`` with its handled count raised by one.
+
+        A dead letter is replayed: it starts again with a count of none.
+        """
 
     @abstractmethod
     def dead_letter(self, delivery: Delivery, *, channel: str, reason: str) -> None:

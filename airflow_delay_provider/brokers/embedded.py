@@ -37,6 +37,8 @@ class EmbeddedBroker(Broker):
             now_ms = self._now_ms()
             fresh = scheduling.insert(connection, messages, on_conflict=on_conflict, now_ms=now_ms)
             due = {row.seq for row in fresh.values() if even_if_later or row.deliver_at_ms <= now_ms}
+            if not even_if_later and any(message.key is not None for message in messages):
+                due -= delivery.behind_earlier(connection, sorted(due), now_ms=now_ms)
             delivery.deliver_now(connection, sorted(due), now_ms=now_ms)
             return [_receipt(message, fresh.get(message.id), due) for message in messages]
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, case, delete, select, update
 from sqlalchemy.sql import Select
 
 from airflow_delay_provider.domain.clock import from_ms
@@ -57,18 +57,22 @@ def release(connection: Connection, deliveries: Iterable[Delivery], *, visible_a
 
 
 def requeue(connection: Connection, item: Delivery, *, deliver_at_ms: int, now_ms: int, reason: str | None) -> None:
-    """Let a message wait again for its own channel; one that is due already goes straight back into it."""
+    """Let a message wait again for its own channel; one that is due already goes straight back into it.
+
+    A dead letter starts with a count of none: kept, it would be above the threshold that ended it.
+    """
     _take_back(connection, item)
     again = item.message.requeued(from_ms(deliver_at_ms))
+    handled = case((_MESSAGE.state == State.DEAD.value, 0), else_=again.handled_count)
     row = _change(
         connection,
         item,
         Change.REQUEUED,
-        {"deliver_at_ms": deliver_at_ms, "handled_count": again.handled_count, "dispatched_at_ms": None},
+        {"deliver_at_ms": deliver_at_ms, "handled_count": handled, "dispatched_at_ms": None},
         now_ms=now_ms,
         reason=reason,
     )
-    if deliver_at_ms <= now_ms:
+    if deliver_at_ms <= now_ms and not delivery.behind_earlier(connection, [row.seq], now_ms=now_ms):
         delivery.deliver_now(connection, [row.seq], now_ms=now_ms)
 
 

@@ -61,6 +61,28 @@ def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> 
     return moved
 
 
+def behind_earlier(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> set[int]:
+    """Return those of these due messages that would overtake one of their channel and key which is due but still waits.
+
+    They must wait for the dispatcher, which moves both in order.
+    """
+    if not seqs:
+        return set()
+    earlier = scheduled_message.alias("earlier")
+    waits = exists().where(
+        earlier.c.state == State.SCHEDULED.value,
+        earlier.c.destination.is_(None),
+        earlier.c.channel == _MESSAGE.channel,
+        earlier.c.key == _MESSAGE.key,
+        earlier.c.deliver_at_ms <= now_ms,
+        tuple_(earlier.c.deliver_at_ms, earlier.c.seq) < tuple_(_MESSAGE.deliver_at_ms, _MESSAGE.seq),
+        ~is_one_of(connection, earlier.c.seq, seqs),
+    )
+    return set(
+        connection.execute(select(_MESSAGE.seq).where(is_one_of(connection, _MESSAGE.seq, seqs), waits)).scalars()
+    )
+
+
 def claim_due(
     connection: Connection, *, destination: str, owner: str, now_ms: int, until_ms: int, limit: int
 ) -> list[Claim]:

@@ -271,6 +271,22 @@ class ConsumingContract:
         assert dead.message.id == message.id
         assert "not yet" in self.dead_letter_reason(harness, position, message)
 
+    def test_a_replayed_dead_letter_is_handled_again_from_the_start(self, harness: BrokerHarness):
+        """A24, A25"""
+        channel = harness.channel()
+        self.sent(harness, channel)
+
+        def defer(message: Message) -> None:
+            raise DeferMessage(0)
+
+        for _ in range(2):
+            self.consume(harness, channel, defer, max_handled=1)
+        [dead] = harness.dead_letters(channel)
+        harness.broker.requeue(dead, timedelta(0))
+        handled: list[Message] = []
+        assert self.consume(harness, channel, handled.append, max_handled=1) == Consumed(handled=1)
+        assert [message.handled_count for message in handled] == [0]
+
     def test_a_message_that_ended_every_consumer_is_not_handed_to_another(self, harness: BrokerHarness):
         """A24, A25: a poison message that kills the process never reaches the code that counts."""
         harness.needs("visibility")
