@@ -23,7 +23,7 @@ from sqlalchemy import update
 from airflow_delay_provider.api.app import create_app
 from airflow_delay_provider.api.ledgers import KEPT, OpenLedgers
 from airflow_delay_provider.api.message_page import PREVIEW_BYTES, SHOWN_ENTRIES, describe_moment, describe_span
-from airflow_delay_provider.domain.message import Origin
+from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.plugins.delay import DelayPlugin
 from airflow_delay_provider.testing.clock import START
@@ -65,7 +65,12 @@ def test_a_waiting_message_shows_what_it_is_and_when_it_is_due(client: TestClien
     page = client.get(f"/messages/{message_id}")
     assert page.status_code == 200
     text = words(page.text)
-    for part in [message_id, "scheduled to invoices", "2030-01-01 02:05:00.000 UTC in 2 h 5 min", "Dispatched not yet"]:
+    for part in [
+        message_id,
+        "scheduled channel invoices",
+        "Due in 2 h 5 min 2030-01-01 02:05:00.000 UTC",
+        "Dispatched not yet",
+    ]:
         assert part in text
     for part in ["Key c-17", "Content type application/json", "7 bytes", "Handled 0 times", "region eu", "by a task"]:
         assert part in text
@@ -77,9 +82,21 @@ def test_a_dispatched_message_shows_its_lateness_in_milliseconds(client: TestCli
     delay_kit.clock.advance(timedelta(seconds=61, milliseconds=234))
     delay_kit.dispatch()
     text = words(client.get(f"/messages/{message_id}").text)
-    assert "dispatched to invoices" in text
-    assert "Lateness 1,234 ms" in text
+    assert "dispatched channel invoices" in text
+    assert "Lateness 1,234 ms after the due time" in text
     assert text.index("scheduled 2030-01-01 00:01:00.000") < text.index("dispatched 2030-01-01 00:01:00.000")
+
+
+def test_a_message_that_was_sent_at_once_is_shown_as_early(client: TestClient, delay_kit: DelayTestKit) -> None:
+    message = Message(channel="invoices", payload=b"", deliver_at=START + timedelta(seconds=5))
+    delay_kit.broker.send([message])
+    assert "Lateness 5,000 ms before the due time" in words(client.get(f"/messages/{message.id}").text)
+
+
+def test_a_cancelled_message_is_never_dispatched(client: TestClient, delay_kit: DelayTestKit) -> None:
+    message_id = delay_kit.schedule("invoices", deliver_after=60)
+    delay_kit.broker.cancel([message_id])
+    assert "Dispatched never" in words(client.get(f"/messages/{message_id}").text)
 
 
 def test_a_message_that_is_due_and_still_waits_is_overdue(client: TestClient, delay_kit: DelayTestKit) -> None:
