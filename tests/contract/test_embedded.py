@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -25,12 +26,14 @@ class EmbeddedHarness(BrokerHarness):
 
     patience = timedelta(seconds=5)
 
-    def __init__(self, url: str) -> None:
-        self.kit = DelayTestKit(url)
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.kit = DelayTestKit()
+        self.kit.broker = EmbeddedBroker(ledger, clock=self.kit.clock)
         super().__init__()
 
     def make_broker(self, limits: Limits | None) -> Broker:
-        return EmbeddedBroker(Ledger(self.kit.url), limits=limits, clock=self.kit.clock)
+        return EmbeddedBroker(self.ledger, limits=limits, clock=self.kit.clock)
 
     def pass_time(self, delta: timedelta) -> None:
         self.kit.advance(delta)
@@ -38,24 +41,23 @@ class EmbeddedHarness(BrokerHarness):
     def dispatch(self) -> None:
         self.kit.dispatch()
 
-    def close(self) -> None:
-        super().close()
-        self.kit.close()
-
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared_ledger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     """One database for all tests here: names are fresh, as they must be on any broker."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('contract') / 'ledger.db'}"
-        return
-    with fresh_database(template=request.getfixturevalue("migrated_postgres")) as url:
-        yield url
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('contract') / 'ledger.db'}"
+        else:
+            url = stack.enter_context(fresh_database(template=request.getfixturevalue("migrated_postgres")))
+        ledger = Ledger(url)
+        stack.callback(ledger.close)
+        yield ledger
 
 
 @pytest.fixture
-def harness(shared_url: str) -> Iterator[EmbeddedHarness]:
-    harness = EmbeddedHarness(shared_url)
+def harness(shared_ledger: Ledger) -> Iterator[EmbeddedHarness]:
+    harness = EmbeddedHarness(shared_ledger)
     yield harness
     harness.close()
 
@@ -133,12 +135,10 @@ def test_while_the_dispatcher_lags_messages_of_other_keys_go_straight_on(harness
 @pytest.fixture
 def slow_writer(harness: EmbeddedHarness) -> Iterator[Connection]:
     """A transaction that can be held open; SQLite has one writer at a time and so none that is overtaken."""
-    if harness.kit.broker.ledger.dialect == "sqlite":
+    if harness.ledger.dialect == "sqlite":
         pytest.skip("SQLite's transactions end in the order they began")
-    ledger = Ledger(harness.kit.url)
-    with ledger.engine.connect() as connection:
+    with harness.ledger.engine.connect() as connection:
         yield connection
-    ledger.close()
 
 
 def test_entries_of_a_transaction_that_commits_late_are_not_passed_by(
