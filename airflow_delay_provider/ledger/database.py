@@ -76,7 +76,7 @@ class Ledger:
             with self.engine.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise self._translate(error) from error
+            raise self._translate(error, "could not be read", "") from error
 
     def migrate(self) -> str:
         """Create or upgrade the tables and return the schema revision."""
@@ -100,7 +100,8 @@ class Ledger:
         if self._ready:
             return
         revision = self.revision()
-        if revision != migrations.HEAD:
+        # A newer schema is fine: in a rolling upgrade the database comes first.
+        if revision is None or revision < migrations.HEAD:
             if self.dialect != "sqlite":
                 raise LedgerError(
                     f"the ledger at {self.name} has schema revision {revision}, this version needs {migrations.HEAD};"
@@ -109,13 +110,18 @@ class Ledger:
             self.migrate()
         self._ready = True
 
-    def _translate(self, error: SQLAlchemyError) -> LedgerError:
+    def _translate(
+        self,
+        error: SQLAlchemyError,
+        problem: str = "did not confirm",
+        consequence: str = " with the same ids: nothing of this call is known to be stored",
+    ) -> LedgerError:
         cause = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
         if _sqlstate(error) in _MISSING_TABLE_SQLSTATES:
             return LedgerError(f"the ledger at {self.name} has no tables; run `airflow delay db migrate`")
         return LedgerError(
-            f"the ledger at {self.name} did not confirm ({cause}); nothing of this call is known to be stored:"
-            " check that the database runs and accepts this user, then try again with the same ids"
+            f"the ledger at {self.name} {problem} ({cause}); check that the database runs and accepts this user,"
+            f" then try again{consequence}"
         )
 
 
@@ -165,11 +171,20 @@ def _create_sqlite_engine(url: URL) -> Engine:
         # One connection is the database: it must be the only one and outlive every use.
         options["poolclass"] = StaticPool
     else:
-        Path(url.database).expanduser().absolute().parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(Path(url.database).absolute().parent)
     engine = create_engine(url, **options)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"ledger_url: the folder {folder} cannot be created ({error.strerror}); choose another place"
+        ) from error
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
