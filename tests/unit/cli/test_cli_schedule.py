@@ -218,3 +218,22 @@ def test_a_password_is_never_printed(delay: CommandLine, monkeypatch: pytest.Mon
     result = delay("status")
     assert result.code == 3
     assert "very-secret" not in result.out + result.err
+
+
+def test_new_messages_are_counted_in_airflows_metrics(
+    delay: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """B38, B65: by channel; what was kept is not new."""
+    counted: list[tuple[int, str | None]] = []
+
+    def scheduled(self: object, count: int, *, channel: str | None = None) -> None:
+        counted.append((count, channel))
+
+    monkeypatch.setattr("airflow_delay_provider.metrics.AirflowMetrics.scheduled", scheduled)
+    file = tmp_path / "f.jsonl"
+    file.write_text('{"payload": "x", "channel": "a"}\n{"payload": "y", "channel": "a"}\n{"payload": "z"}\n')
+    for _ in range(2):
+        delay.document("schedule", "b", "--file", str(file))
+        delay.document("schedule", "orders", "--payload", "x", "--at", FAR, "--id", "m1")
+        delay.document("send", "orders", "--payload", "x", "--id", "m2")
+    assert counted == [(2, "a"), (1, "b"), (1, "orders"), (1, "orders")]
