@@ -19,15 +19,17 @@ def migrate(args: Namespace) -> None:
     """Create the tables or bring them to this version."""
     with open_ledger(args.conn_id) as ledger:
         before = ledger.revision()
-        _print(args, {"ledger": ledger.name, "before": before, "revision": ledger.migrate()})
+        _print(
+            args, {"ledger": ledger.name, "before": before, "revision": before if _serves(before) else ledger.migrate()}
+        )
 
 
 @command
 def check(args: Namespace) -> None:
-    """Say whether the tables are those of this version."""
+    """Say whether this version can work with the tables."""
     with open_ledger(args.conn_id) as ledger:
         revision = ledger.revision()
-        if revision != migrations.HEAD:
+        if not _serves(revision):
             raise LedgerError(
                 f"the ledger at {ledger.name} has schema revision {revision}, this version needs {migrations.HEAD};"
                 " run `airflow delay db migrate`"
@@ -55,6 +57,11 @@ def downgrade(args: Namespace) -> None:
         except SQLAlchemyError as error:
             raise LedgerError(f"the ledger at {ledger.name} was not changed ({error}); try again") from error
         _print(args, {"ledger": ledger.name, "before": before, "revision": ledger.revision()})
+
+
+def _serves(revision: str | None) -> bool:
+    """Say whether this version can work with the tables; newer ones are fine, as in a rolling upgrade."""
+    return revision is not None and revision >= migrations.HEAD
 
 
 def _print(args: Namespace, document: dict[str, str | None]) -> None:

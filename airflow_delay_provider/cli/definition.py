@@ -166,7 +166,7 @@ def _db() -> GroupCommand:
         help="The tables of the ledger",
         subcommands=(
             _command("migrate", "Create or upgrade the tables", "database.migrate"),
-            _command("check", "Say whether the tables are those of this version", "database.check"),
+            _command("check", "Say whether this version can work with the tables", "database.check"),
             _command(
                 "downgrade",
                 "Take the tables back to an older version",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
-from airflow_delay_provider.ledger.migrations import HEAD
+from airflow_delay_provider.ledger.migrations import HEAD, VERSION_TABLE
 from tests.unit.cli.commandline import CommandLine
 
 
@@ -40,6 +42,17 @@ def test_an_unknown_revision_is_refused(delay: CommandLine) -> None:
     assert result.code == 2
     assert result.err.startswith(f"revision: '9999' is not an older version of {HEAD}; use base")
     assert delay.counts()["SCHEDULED"] == 1
+
+
+def test_tables_of_a_newer_version_are_left_as_they_are(delay: CommandLine, sqlite_url: str) -> None:
+    """B43: in a rolling upgrade the database comes first."""
+    delay.document("db", "migrate")
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    connection.close()
+    assert delay.document("db", "check")["revision"] == "9999"
+    assert delay.document("db", "migrate")["revision"] == "9999"
+    assert delay("schedule", "orders", "--payload", "x", "--after", "60").code == 0
 
 
 @pytest.mark.parametrize("words", [["db", "migrate"], ["db", "check"]])
