@@ -9,7 +9,6 @@ from datetime import timedelta
 from threading import Lock
 
 from airflow_delay_provider.domain.clock import Clock
-from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.ledger.database import Ledger
 
@@ -54,9 +53,5 @@ class OpenLedgers:
             self._open.clear()
 
     def _open_ledger(self, conn_id: str) -> OpenLedger:
-        broker = DelayHook(conn_id).get_conn()
-        ledger: Ledger | None = getattr(broker, "ledger", None)
-        if ledger is None:
-            broker.close()
-            raise ConfigurationError(f"delay_conn_id: the broker of connection {conn_id!r} keeps no ledger")
-        return OpenLedger(ledger=ledger, clock=broker.clock, opened_at=self._monotonic())
+        hook = DelayHook(conn_id)
+        return OpenLedger(ledger=hook.get_ledger(), clock=hook.get_conn().clock, opened_at=self._monotonic())

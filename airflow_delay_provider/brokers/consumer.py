@@ -68,12 +68,16 @@ class Consumer:
         wanted = self.config.prefetch if limit is None else min(limit, self.config.prefetch)
         deliveries = self.broker.receive(self.channel, limit=wanted, visibility=self.config.visibility)
         consumed = Consumed()
-        for delivery in deliveries:
+        for position, delivery in enumerate(deliveries):
             try:
                 self._handle(delivery, consumed)
             except LifecycleError as lost:
                 # Its visibility ended meanwhile: whoever has it now settles it.
                 log.warning("A handler took longer than %s: %s", self.config.visibility, lost)
+            except BaseException:
+                # Ended from outside: others need not wait for the visibility of what was not begun.
+                self.broker.release(deliveries[position + 1 :])
+                raise
         return consumed
 
     def run(self, *, limit: int | None = None, timeout: timedelta | None = None, stop: Event | None = None) -> Consumed:

@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_delay_provider.cli.exit_codes import ExitCode, command
-from airflow_delay_provider.cli.opening import connections_of_the_server, open_ledger
+from airflow_delay_provider.cli.opening import open_ledger
 from airflow_delay_provider.cli.options import parse_count, parse_number
 from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.hooks.connections import connections_of_the_server
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker

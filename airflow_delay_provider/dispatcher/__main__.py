@@ -66,9 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _open(conn_id: str) -> Broker:
     # Only messages for another broker need Airflow's connections.
+    from airflow_delay_provider.hooks.connections import connections_of_the_server
     from airflow_delay_provider.hooks.delay import DelayHook
 
-    return DelayHook(conn_id).get_conn()
+    with connections_of_the_server():
+        return DelayHook(conn_id).get_conn()
 
 
 if __name__ == "__main__":

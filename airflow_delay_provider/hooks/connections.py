@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow_delay_provider.domain.schedule import Limits
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Works without being defined: the ledger of ``[delay] ledger_url``.
 DEFAULT_CONN_ID = "delay_default"
+#: Airflow's own switch between the sources of connections.
+_CONTEXT_VARIABLE = "_AIRFLOW_PROCESS_CONTEXT"
 
 
 def configured_ledger_url() -> str:
@@ -32,22 +36,53 @@ def configured_ledger_url() -> str:
 def require_undefined(conn_id: str) -> None:
     """Refuse to go on unless Airflow knows that the connection does not exist.
 
-    Airflow says "not defined" also when its API could not be asked. Taking the built-in default then would store
-    messages in a ledger that nobody dispatches from.
+    Airflow says "not defined" also when it could not be asked. Taking the built-in default then would store messages in
+    a ledger that nobody dispatches from.
     """
-    from airflow.sdk.exceptions import ErrorType
     from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
 
     supervisor = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    if supervisor is None:
-        return
-    answer = supervisor.send(GetConnection(conn_id=conn_id))
-    if not isinstance(answer, ErrorResponse) or answer.error is not ErrorType.CONNECTION_NOT_FOUND:
+    known = _supervisor_answers(supervisor, conn_id) if supervisor is not None else _database_answers()
+    if not known:
         raise ConfigurationError(
-            f"delay_conn_id: Airflow could not say whether connection {conn_id!r} is defined; try again, or set"
-            " the connection or [delay] ledger_url in the environment"
+            f"delay_conn_id: Airflow could not say whether connection {conn_id!r} is defined; try again when its API"
+            f" and database run, or define AIRFLOW_CONN_{conn_id.upper()} in the environment"
         )
+
+
+@contextmanager
+def connections_of_the_server() -> Iterator[None]:
+    """Find connections in Airflow's database too, as ``airflow connections`` does; else only the environment counts."""
+    before = os.environ.get(_CONTEXT_VARIABLE)
+    os.environ[_CONTEXT_VARIABLE] = "server"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CONTEXT_VARIABLE]
+        else:
+            os.environ[_CONTEXT_VARIABLE] = before
+
+
+def _supervisor_answers(supervisor: Any, conn_id: str) -> bool:
+    from airflow.sdk.exceptions import ErrorType
+    from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
+
+    answer = supervisor.send(GetConnection(conn_id=conn_id))
+    return isinstance(answer, ErrorResponse) and answer.error is ErrorType.CONNECTION_NOT_FOUND
+
+
+def _database_answers() -> bool:
+    from airflow import settings
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if settings.engine is None:
+        return True
+    try:
+        settings.engine.connect().close()
+    except SQLAlchemyError:
+        return False
+    return True
 
 
 def open_ledger(connection: Connection | None) -> Ledger:

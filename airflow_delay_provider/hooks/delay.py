@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.consumer import Consumed
     from airflow_delay_provider.domain.clock import Clock
     from airflow_delay_provider.domain.message import Message
+    from airflow_delay_provider.ledger.database import Ledger
 
 
 class DelayHook(BaseHook):
@@ -43,6 +44,16 @@ class DelayHook(BaseHook):
         if self._broker is None:
             self._broker = open_broker(self.delay_conn_id, self._find_connection(), clock=self.clock)
         return self._broker
+
+    def get_ledger(self) -> Ledger:
+        """Return the ledger in which messages of this connection can be listed and counted."""
+        ledger: Ledger | None = getattr(self.get_conn(), "ledger", None)
+        if ledger is None:
+            raise ConfigurationError(
+                f"delay_conn_id: the broker of connection {self.delay_conn_id!r} keeps no ledger, so its messages"
+                " cannot be listed; use a connection of type delay"
+            )
+        return ledger
 
     def schedule(
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP

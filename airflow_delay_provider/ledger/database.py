@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.pool import StaticPool
 
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
+from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError, LedgerError
 from airflow_delay_provider.ledger import migrations
 
 ResultT = TypeVar("ResultT")
@@ -79,11 +79,39 @@ class Ledger:
             raise self._translate(error, "could not be read", "") from error
 
     def migrate(self) -> str:
-        """Create or upgrade the tables and return the schema revision."""
+        """Create or upgrade the tables and return the schema revision; a newer one stays as it is."""
+        revision = self.revision()
+        if revision is not None and revision >= migrations.HEAD:
+            return revision
         try:
             return migrations.upgrade(self.engine)
         except SQLAlchemyError as error:
             raise self._translate(error) from error
+
+    def downgrade(self, revision: str) -> None:
+        """Take the tables back to an older revision; ``base`` drops them with every message."""
+        from alembic.util.exc import CommandError
+
+        try:
+            migrations.downgrade(self.engine, revision)
+        except CommandError:
+            raise InvalidMessageError(
+                "revision", f"{revision!r} is not older than {self.revision()}", "use base, or a revision before it"
+            ) from None
+        except SQLAlchemyError as error:
+            raise self._translate(error) from error
+        self._ready = False
+
+    def require_schema(self) -> str:
+        """Return the schema revision; refuse one that this version cannot work with."""
+        revision = self.revision()
+        # A newer schema is fine: in a rolling upgrade the database comes first.
+        if revision is None or revision < migrations.HEAD:
+            raise LedgerError(
+                f"the ledger at {self.name} has schema revision {revision}, this version needs {migrations.HEAD};"
+                " run `airflow delay db migrate`"
+            )
+        return revision
 
     def revision(self) -> str | None:
         """Return the schema revision of the database, None before the first migration."""
@@ -99,15 +127,9 @@ class Ledger:
     def _prepare(self) -> None:
         if self._ready:
             return
-        revision = self.revision()
-        # A newer schema is fine: in a rolling upgrade the database comes first.
-        if revision is None or revision < migrations.HEAD:
-            if self.dialect != "sqlite":
-                raise LedgerError(
-                    f"the ledger at {self.name} has schema revision {revision}, this version needs {migrations.HEAD};"
-                    " run `airflow delay db migrate`"
-                )
+        if self.dialect == "sqlite" and self.revision() is None:
             self.migrate()
+        self.require_schema()
         self._ready = True
 
     def _translate(
