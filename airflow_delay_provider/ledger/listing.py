@@ -21,6 +21,7 @@ from airflow_delay_provider.ledger.tables import scheduled_message
 
 _MESSAGE = scheduled_message.c
 MAX_PAGE_SIZE = 1000
+_MAX_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +118,11 @@ class _Cursor:
         if token is None:
             return None
         try:
-            direction, due, seq = base64.urlsafe_b64decode(token.encode()).decode().split(":")
-            return cls(backwards={"<": True, ">": False}[direction], deliver_at_ms=int(due), seq=int(seq))
+            direction, *place = base64.urlsafe_b64decode(token.encode()).decode().split(":")
+            due, seq = (int(number) for number in place)
+            if max(abs(due), abs(seq)) > _MAX_NUMBER:
+                raise ValueError("a number that no database knows")
+            return cls(backwards={"<": True, ">": False}[direction], deliver_at_ms=due, seq=seq)
         except (ValueError, KeyError):
             raise InvalidMessageError("page", f"{token!r} is not a page token", "use one from a listing") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, null, select, update
 
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
@@ -137,7 +137,8 @@ def _overwrite(statement: Upsert, condition: Any) -> Upsert:
     new = statement.excluded
     return statement.on_conflict_do_update(
         index_elements=["id"],
-        set_={name: new[name] for name in _CONTENT} | {"generation": _MESSAGE.generation + 1},
+        set_={name: new[name] for name in _CONTENT}
+        | {"generation": _MESSAGE.generation + 1, "dispatched_at_ms": null()},
         where=condition & (_MESSAGE.channel == new.channel),
     )
 
