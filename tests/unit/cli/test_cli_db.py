@@ -40,7 +40,7 @@ def test_an_unknown_revision_is_refused(delay: CommandLine) -> None:
     delay.document("schedule", "orders", "--payload", "x", "--after", "60")
     result = delay("db", "downgrade", "--yes", "--revision", "9999")
     assert result.code == 2
-    assert result.err.startswith(f"revision: '9999' is not an older version of {HEAD}; use base")
+    assert result.err.startswith(f"revision: '9999' is not older than {HEAD}; use base")
     assert delay.counts()["SCHEDULED"] == 1
 
 

@@ -200,4 +200,4 @@ def test_a_broker_without_a_ledger_says_so(delay: CommandLine, monkeypatch: pyte
     monkeypatch.setattr(DelayHook, "get_conn", lambda _: object())
     result = delay("list")
     assert result.code == 3
-    assert "keeps no ledger, so its messages cannot be listed here; use a connection of type delay" in result.err
+    assert "keeps no ledger, so its messages cannot be listed; use a connection of type delay" in result.err
