@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow_delay_provider.hooks.message_ids import FROM_THE_START, cancel_in_t
 from airflow_delay_provider.triggers.channel import ChannelWatch, Watch
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.outcomes import describe_outcomes
+from airflow_delay_provider.triggers.settling import let_deferral_settle
 
 
 class MessageDispatchedTrigger(BaseTrigger):
@@ -50,8 +52,10 @@ class MessageDispatchedTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        began = time.monotonic()
         with JournalTail.shared(self.delay_conn_id) as tail:
             entries = await tail.outcomes(self.message_ids, since=self.since)
+        await let_deferral_settle(self, began=began)
         yield _event(describe_outcomes(self.message_ids, entries))
 
     async def on_kill(self) -> None:
@@ -102,8 +106,10 @@ class ChannelTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        began = time.monotonic()
         with ChannelWatch.shared(self.delay_conn_id) as watch:
             message_id = await watch.message_id(self.watch)
+        await let_deferral_settle(self, began=began)
         yield _event({"message_id": message_id, "give_up_at": self.give_up_at})
 
 
