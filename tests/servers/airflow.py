@@ -9,7 +9,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,8 @@ class AirflowConfig:
     parallelism: int = 4
     #: User (also the password) to role; empty makes everybody an administrator, without a login.
     users: Mapping[str, str] = field(default_factory=dict)
+    #: Where all components find further modules.
+    python_path: Sequence[Path] = ()
     #: Further settings by section.
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -85,6 +87,7 @@ class Airflow:
         return inherited | {
             "AIRFLOW_HOME": str(self.home),
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(map(str, self.config.python_path)),
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import httpx
 
@@ -25,6 +26,14 @@ class AirflowApi:
             answer = self.http.post("/auth/token", json={"username": user, "password": password})
             self.http.headers["Authorization"] = f"Bearer {_json(answer)['access_token']}"
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.http.close()
+
     def wait_for_dag(self, dag_id: str, *, seconds: float = 60) -> None:
         """Wait until the dag-processor has seen the DAG."""
         self._wait_for(
@@ -35,10 +44,10 @@ class AirflowApi:
         errors: list[dict[str, Any]] = self.get("/api/v2/importErrors")["import_errors"]
         return errors
 
-    def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
+    def trigger(self, dag_id: str, conf: dict[str, Any] | None = None, *, logical_date: str | None = None) -> str:
         """Start a run and return its id; a paused DAG is unpaused."""
         _json(self.http.patch(f"/api/v2/dags/{dag_id}", json={"is_paused": False}))
-        body = {"logical_date": None, "conf": conf or {}}
+        body = {"logical_date": logical_date, "conf": conf or {}}
         run_id: str = _json(self.http.post(f"/api/v2/dags/{dag_id}/dagRuns", json=body))["dag_run_id"]
         return run_id
 

@@ -18,7 +18,7 @@ from tests.servers import process
 FoundT = TypeVar("FoundT")
 
 #: What a component gets to end by itself; after that its whole session is killed.
-PATIENCE_SECONDS = 15
+PATIENCE_SECONDS = 5
 LAST_LINES = 30
 
 

@@ -1,0 +1,96 @@
+"""What the acceptance tests let a real Airflow run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, get_current_context, task
+
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.operators.message import (
+    CancelMessageOperator,
+    RescheduleMessageOperator,
+    ScheduleMessageOperator,
+)
+from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
+
+HOUR = timedelta(hours=1)
+
+
+class ScheduleThenFail(ScheduleMessageOperator):
+    """Fails on its first try, after the messages were confirmed."""
+
+    def execute(self, context: Any) -> Any:
+        ids = super().execute(context)
+        if context["ti"].try_number == 1:
+            raise RuntimeError("lost after the confirmation")
+        return ids
+
+
+with DAG(dag_id="retried", schedule=None, default_args={"retries": 1, "retry_delay": timedelta(seconds=1)}):
+    ScheduleThenFail(
+        task_id="by_operator",
+        channel="retried",
+        messages=[{"payload": "now"}, {"payload": "later", "deliver_after": HOUR}],
+    )
+
+    @task
+    def by_hook() -> str:
+        ti = get_current_context()["ti"]
+        hook = DelayHook()
+        message = hook.compose("retried", "by hook", message_id=f"{ti.run_id}/by_hook")
+        hook.schedule([message])
+        hook.close()
+        if ti.try_number == 1:
+            raise RuntimeError("lost after the confirmation")
+        return message.id
+
+    by_hook()
+
+
+with DAG(dag_id="controlled", schedule=None):
+    wanted = ScheduleMessageOperator(task_id="wanted", channel="controlled", payload="wanted", deliver_after=HOUR)
+    unwanted = ScheduleMessageOperator(task_id="unwanted", channel="controlled", payload="unwanted", deliver_after=HOUR)
+    dispatched = MessageDispatchedSensor(task_id="dispatched", message_ids=wanted.output, timeout=600)
+    gate = MessageSensor(task_id="gate", channel="gate", filter="tests.acceptance.filters.is_open", timeout=600)
+    expedite = RescheduleMessageOperator(task_id="expedite", message_ids=wanted.output, expedite=True)
+    cancel = CancelMessageOperator(task_id="cancel", message_ids=unwanted.output)
+    gate >> [expedite, cancel]
+
+
+with DAG(dag_id="many", schedule=None):
+    ScheduleMessageOperator.partial(task_id="mapped", channel="mapped", deliver_after=1).expand(
+        payload=[{"number": number} for number in range(10)]
+    )
+
+    @task.schedule_message(channel="decorated", headers={"made": "by a function"})
+    def decorated() -> dict[str, str]:
+        return {"text": "{{ not a template }}"}
+
+    decorated()
+
+
+with DAG(dag_id="short_waits", schedule=None):
+    ScheduleMessageOperator.partial(task_id="wait", channel="short_waits", payload="x", wait_for_dispatch=True).expand(
+        deliver_after=[1, 2, 3, 4, 5, 6]
+    )
+
+
+with DAG(dag_id="bad_input", schedule=None, default_args={"retries": 3}):
+    ScheduleMessageOperator(task_id="no_zone", channel="bad", payload="x", deliver_at="2030-01-01T00:00:00")
+
+
+with DAG(dag_id="killed", schedule=None):
+    ScheduleMessageOperator(
+        task_id="wait",
+        channel="killed",
+        payload="x",
+        deliver_after=HOUR,
+        wait_for_dispatch=True,
+        cancel_on_kill=True,
+    )
+
+
+with DAG(dag_id="waiting", schedule=None):
+    ScheduleMessageOperator(task_id="wait", channel="waiting", payload="x", deliver_after=HOUR, wait_for_dispatch=True)
