@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
@@ -18,17 +20,22 @@ class DelayedMessageLink(BaseOperatorLink):
     name = "Delayed message"
     xcom_key = "delayed_message_link"
 
-    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        """Return what the task stored; Airflow stores it once more when the task ends."""
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Return the address again when the task ends: Airflow then stores whatever this returns."""
+        known: str | None = getattr(operator, "message_link", None)
+        if known is not None:
+            return known
+        # The task was resumed after a deferral, so another process scheduled the message.
         from airflow.sdk.execution_time.xcom import XCom
 
-        link: str | None = XCom.get_value(ti_key=ti_key, key=self.xcom_key)
-        return link or ""
+        stored: str | None = XCom.get_value(ti_key=ti_key, key=self.xcom_key)
+        return stored or ""
 
 
-def message_url(message_id: str) -> str:
+def message_url(message_id: str, conn_id: str = DEFAULT_CONN_ID) -> str:
     """Return the address of a message's page under ``[api] base_url``."""
     from airflow.sdk.configuration import conf
 
     base: str = conf.get("api", "base_url", fallback="") or ""
-    return f"{base.rstrip('/')}/delay/messages/{quote(message_id, safe='')}"
+    url = f"{base.rstrip('/')}/delay/messages/{quote(message_id, safe='')}"
+    return url if conn_id == DEFAULT_CONN_ID else f"{url}?conn_id={quote(conn_id, safe='')}"

@@ -52,7 +52,8 @@ class ScheduleMessageOperator(BaseOperator):
     :param on_conflict: what to do when an id is taken: ``keep``, ``fail`` or ``replace``.
     :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
     :param wait_for_dispatch: succeed only when all were dispatched; a cancelled or given-up message fails the task.
-    :param cancel_on_kill: cancel what still waits when a user ends the task.
+    :param cancel_on_kill: cancel what still waits when a user ends the task. Airflow tells a deferred task of its end
+        only once a triggerer has taken it over, about a second after it was deferred.
     """
 
     template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", "delay_conn_id", "on_conflict", "on_past")
@@ -96,9 +97,12 @@ class ScheduleMessageOperator(BaseOperator):
         self.on_past = on_past
         self.wait_for_dispatch = wait_for_dispatch
         self.cancel_on_kill = cancel_on_kill
+        #: The address for the link; None until this process has tried to schedule.
+        self.message_link: str | None = None
         self._confirmed_ids: list[str] = []
 
     def execute(self, context: Context) -> str | list[str]:
+        self.message_link = ""
         with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
             broker = hook.get_conn()
             messages = self._compose(context, now=broker.clock.now())
@@ -185,7 +189,9 @@ class ScheduleMessageOperator(BaseOperator):
         )
         for channel, count in new.items():
             AirflowMetrics().scheduled(count, channel=channel)
-        context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=message_url(messages[0].id))
+        # Pushed now and not only when the task ends, so that the link is there while the task waits.
+        self.message_link = message_url(messages[0].id, self.delay_conn_id)
+        context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)
 
 
 class OnTooLate(StrEnum):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.execution_time.xcom import XCom
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
@@ -120,6 +121,24 @@ def test_the_link_leads_to_the_first_message(
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
     schedule(context, payload="x", message_id="d")
     assert ti.pushed == {"delayed_message_link": "https://airflow.example/team/delay/messages/d"}
+
+
+def test_the_link_of_a_task_that_ends_is_the_one_it_stored(
+    broker: EmbeddedBroker, context: Any, ti: TaskInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow asks for the link once more when a task ends and stores the answer over the first one."""
+    monkeypatch.setattr(XCom, "get_value", lambda *, ti_key, key: ti_key.pushed.get(key))
+    (link,) = ScheduleMessageOperator.operator_extra_links
+    operator = ScheduleMessageOperator(task_id="remind", channel="invoices", message_id="a")
+    resumed = ScheduleMessageOperator(task_id="remind", channel="invoices", message_id="a")
+    refused = ScheduleMessageOperator(task_id="remind", channel="not a channel")
+
+    operator.execute(context)
+    with pytest.raises(AirflowFailException):
+        refused.execute(context)
+
+    ends = [link.get_link(each, ti_key=ti) for each in (operator, resumed, refused)]
+    assert ends == ["/delay/messages/a", "/delay/messages/a", ""]
 
 
 @pytest.mark.parametrize("native", [False, True])
