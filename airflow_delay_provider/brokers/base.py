@@ -133,7 +133,10 @@ class Broker(ABC):
 
     @abstractmethod
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
-        """Return the final entries (dispatched, cancelled, dead-lettered) of these ids, if there are any yet."""
+        """Return the first final entry (dispatched, cancelled, dead-lettered) of each of these ids that has one.
+
+        ``since`` is a position from before they were scheduled, or ``FROM_THE_START``.
+        """
 
     # -- life ----------------------------------------------------------------------------------------------------
 

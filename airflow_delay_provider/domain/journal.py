@@ -7,6 +7,9 @@ from datetime import datetime, timedelta
 
 from airflow_delay_provider.domain.lifecycle import Change
 
+#: The position before everything.
+FROM_THE_START = ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalEntry:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.exceptions import InvalidMessageError, LifecycleError, UnknownMessageError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker
-
-#: A journal position before everything.
-FROM_THE_START = ""
 
 
 def parse_message_ids(value: Any) -> list[str]:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, insert, literal, select, tuple_
 
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change, State, outcome_of
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change
 from airflow_delay_provider.ledger.dialect import (
     is_one_of,
     oldest_running_transaction,
@@ -68,30 +68,19 @@ def history(connection: Connection, message_seq: int) -> list[JournalEntry]:
 
 
 def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping[str, JournalEntry]:
-    """Return how the messages that wait no longer ended, from their rows."""
+    """Return how the waiting of these messages first ended; what consumers did later does not undo it."""
     if not message_ids:
         return {}
-    source = scheduled_message.c
-    query = select(
-        source.id,
-        source.state,
-        source.channel,
-        source.deliver_at_ms,
-        source.updated_at_ms,
-        source.dispatched_at_ms,
-    ).where(is_one_of(connection, source.id, message_ids), source.state != State.SCHEDULED.value)
-    changes = {outcome_of(change): change for change in FINAL_CHANGES}
-    return {
-        row.id: JournalEntry(
-            message_id=row.id,
-            change=changes[State(row.state)],
-            at=from_ms(row.dispatched_at_ms if row.state == State.DISPATCHED else row.updated_at_ms),
-            channel=row.channel,
-            deliver_at=from_ms(row.deliver_at_ms),
-            position="",
+    query = (
+        select(event)
+        .join_from(scheduled_message, event, event.c.message_seq == scheduled_message.c.seq)
+        .where(
+            is_one_of(connection, scheduled_message.c.id, message_ids),
+            event.c.change.in_(sorted(FINAL_CHANGES)),
         )
-        for row in connection.execute(query)
-    }
+        .order_by(event.c.seq.desc())
+    )
+    return {row.message_id: _entry_of(row) for row in connection.execute(query)}
 
 
 def _storable(reason: str) -> str:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
+from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.domain.schedule import compose_message, parse_choice, resolve_deliver_at
 from airflow_delay_provider.exceptions import InvalidMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.failures import failing_at_once
-from airflow_delay_provider.hooks.message_ids import FROM_THE_START, cancel_in_time, parse_message_ids
+from airflow_delay_provider.hooks.message_ids import cancel_in_time, parse_message_ids
 from airflow_delay_provider.links import DelayedMessageLink, message_url
 from airflow_delay_provider.metrics import AirflowMetrics
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
+from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.message import Delivery, Message, decode_payload
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.failures import failing_at_once
-from airflow_delay_provider.hooks.message_ids import FROM_THE_START, parse_message_ids
+from airflow_delay_provider.hooks.message_ids import parse_message_ids
 from airflow_delay_provider.triggers.channel import load_filter
 from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
 from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched

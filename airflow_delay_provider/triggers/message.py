@@ -9,9 +9,10 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.message_ids import FROM_THE_START, cancel_in_time
+from airflow_delay_provider.hooks.message_ids import cancel_in_time
 from airflow_delay_provider.triggers.channel import ChannelWatch, Watch
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.outcomes import describe_outcomes
