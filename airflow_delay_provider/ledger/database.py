@@ -37,6 +37,12 @@ class Ledger:
     def __init__(self, url: str | URL) -> None:
         self.url = _parse(url)
         self.engine = _create_engine(self.url)
+        # PostgreSQL would otherwise show each statement a later moment; SQLite never does.
+        self._snapshots = (
+            self.engine.execution_options(isolation_level="REPEATABLE READ")
+            if self.dialect == "postgresql"
+            else self.engine
+        )
         self._ready = False
 
     @property
@@ -73,7 +79,7 @@ class Ledger:
         """Open one read transaction: everything read inside is of one moment."""
         self._prepare()
         try:
-            with self.engine.connect() as connection:
+            with self._snapshots.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise self._translate(error, "could not be read", "") from error
@@ -150,12 +156,12 @@ class Ledger:
 def _parse(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ConfigurationError(
             f"ledger_url: not a database URL ({type(error).__name__}); use sqlite:////path/to/ledger.db or"
             " postgresql+psycopg://user:password@host/database"
         ) from None
-    if parsed.get_backend_name() == "postgresql":
+    if parsed.get_backend_name() in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() == "sqlite":
         return parsed.set(drivername="sqlite")
@@ -213,8 +219,21 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own transaction handling would begin reads late and writes without the lock.
     connection.isolation_level = None
     # A commit is on disk before it is confirmed (FULL); readers never wait for the writer (WAL).
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
+    _switch_to_wal(connection)
+    for pragma in ("synchronous=FULL", "cache_size=-65536"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait for its lock here, so processes that meet a new file at once have to try again.
+    for attempt in range(1, CONTENTION_ATTEMPTS + 1):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or attempt == CONTENTION_ATTEMPTS:
+                raise
+            time.sleep(CONTENTION.delay(attempt, random.random).total_seconds())
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -229,5 +248,9 @@ def _sqlstate(error: SQLAlchemyError) -> str | None:
 
 def _is_contention(error: DBAPIError) -> bool:
     if isinstance(error.orig, sqlite3.OperationalError):
-        return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        return _is_busy(error.orig)
     return _sqlstate(error) in _CONTENTION_SQLSTATES
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

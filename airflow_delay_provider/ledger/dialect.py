@@ -53,13 +53,15 @@ def _insert_all_sqlite(
     # Nearly always no id is taken: then the rows numbered above the highest before are these (nobody else writes now),
     # and the driver's fast path, which returns nothing, is enough.
     seq = statement.table.c.seq
-    with connection.begin_nested() as attempt:
-        highest = connection.execute(select(func.coalesce(func.max(seq), 0))).scalar_one()
-        _executemany(connection, statement, rows)
-        stored = connection.execute(select(*returning).where(seq > highest)).all()
-        if len(stored) == len(rows):
-            return stored
-        attempt.rollback()
+    # Not a with block: a full disk makes SQLite end the transaction, and to undo the savepoint then would hide why.
+    attempt = connection.begin_nested()
+    highest = connection.execute(select(func.coalesce(func.max(seq), 0))).scalar_one()
+    _executemany(connection, statement, rows)
+    stored = connection.execute(select(*returning).where(seq > highest)).all()
+    if len(stored) == len(rows):
+        attempt.commit()
+        return stored
+    attempt.rollback()
     return connection.execute(statement.returning(*returning), rows).all()
 
 
