@@ -43,11 +43,11 @@ class Sizes:
 QUICK = Sizes(
     schedule_messages=3_000,
     schedule_singles=50,
-    dispatch_messages=3_000,
+    dispatch_messages=2_000,
     channel_messages=1_000,
     requeued=50,
     repeats=1,
-    lateness_seconds=2.0,
+    lateness_seconds=1.0,
     lateness_repeats=1,
     lookup_sizes=(10_000, 50_000),
     lookup_calls=10,

@@ -50,7 +50,7 @@ def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
         colors = [BARE_COLOR if m.name.startswith("bare") else COLORS[database] for m in bars]
         axis.barh([m.name for m in bars], values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
         axis.set_xscale("log")
-        axis.set_xlim(100, 1_000_000)
+        axis.set_xlim(30, 1_000_000)
         axis.xaxis.set_major_formatter("{x:,.0f}")
         for position, m in enumerate(bars):
             axis.annotate(show(m.value), (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
