@@ -17,7 +17,8 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from airflow_delay_provider.domain.lifecycle import Change, State
-from airflow_delay_provider.ledger.database import SQLITE_BUSY_SECONDS, Ledger
+from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.sqlite import BUSY_SECONDS
 
 URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
 PAYLOAD_BYTES = 256
@@ -99,7 +100,7 @@ class Sqlite(Database):
             Path(_path(url) + suffix).unlink(missing_ok=True)
 
     def connect(self, url: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(_path(url), isolation_level=None, timeout=SQLITE_BUSY_SECONDS)
+        connection = sqlite3.connect(_path(url), isolation_level=None, timeout=BUSY_SECONDS)
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
             connection.execute(f"PRAGMA {pragma}")
         return connection

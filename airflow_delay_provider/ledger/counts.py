@@ -36,7 +36,7 @@ def apply(connection: Connection, deltas: Deltas) -> None:
     ]
     if not changed:
         return
-    statement = upsert_into(connection, message_count)
+    statement = upsert_into(connection.dialect.name, message_count)
     statement = statement.on_conflict_do_update(
         index_elements=["destination", "channel", "state"],
         set_={"n": message_count.c.n + statement.excluded.n},

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError, LedgerError
 from airflow_delay_provider.ledger import migrations
+from airflow_delay_provider.ledger.sqlite import create_sqlite_engine
 
 ResultT = TypeVar("ResultT")
 
@@ -27,7 +25,6 @@ CONTENTION = Backoff(initial=timedelta(milliseconds=20), cap=timedelta(seconds=1
 CONTENTION_ATTEMPTS = 8
 _CONTENTION_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 _MISSING_TABLE_SQLSTATES = frozenset({"42P01"})
-SQLITE_BUSY_SECONDS = 30
 POSTGRES_CONNECT_SECONDS = 10
 
 
@@ -182,7 +179,7 @@ def _create_engine(url: URL) -> Engine:
                     "application_name": "airflow-delay",
                 },
             )
-        return _create_sqlite_engine(url)
+        return create_sqlite_engine(url)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise ConfigurationError(
             f"ledger_url: the driver for {url.get_backend_name()} is missing ({error});"
@@ -190,67 +187,10 @@ def _create_engine(url: URL) -> Engine:
         ) from error
 
 
-def _create_sqlite_engine(url: URL) -> Engine:
-    options: dict[str, Any] = {
-        "hide_parameters": True,
-        "connect_args": {"timeout": SQLITE_BUSY_SECONDS, "check_same_thread": False},
-    }
-    if url.database in (None, "", ":memory:"):
-        # One connection is the database: it must be the only one and outlive every use.
-        options["poolclass"] = StaticPool
-    else:
-        _make_folder(Path(url.database).absolute().parent)
-    engine = create_engine(url, **options)
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"ledger_url: the folder {folder} cannot be created ({error.strerror}); choose another place"
-        ) from error
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    # The driver's own transaction handling would begin reads late and writes without the lock.
-    connection.isolation_level = None
-    # A commit is on disk before it is confirmed (FULL); readers never wait for the writer (WAL).
-    _switch_to_wal(connection)
-    for pragma in ("synchronous=FULL", "cache_size=-65536"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    # SQLite does not wait for its lock here, so processes that meet a new file at once have to try again.
-    for attempt in range(1, CONTENTION_ATTEMPTS + 1):
-        try:
-            connection.execute("PRAGMA journal_mode=WAL").close()
-            return
-        except sqlite3.OperationalError as error:
-            if not _is_busy(error) or attempt == CONTENTION_ATTEMPTS:
-                raise
-            time.sleep(CONTENTION.delay(attempt, random.random).total_seconds())
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A write that starts as a read cannot be upgraded while another one writes: take the lock first.
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
 def _sqlstate(error: SQLAlchemyError) -> str | None:
     return getattr(getattr(error, "orig", None), "sqlstate", None)
 
 
 def _is_contention(error: DBAPIError) -> bool:
-    if isinstance(error.orig, sqlite3.OperationalError):
-        return _is_busy(error.orig)
+    # SQLite's writers have waited for each other at their begin.
     return _sqlstate(error) in _CONTENTION_SQLSTATES
-
-
-def _is_busy(error: sqlite3.OperationalError) -> bool:
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

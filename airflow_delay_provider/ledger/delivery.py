@@ -56,8 +56,9 @@ def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> 
     """Move messages into their channels here, due or not."""
     if not seqs:
         return []
-    moved = _mark(connection, seqs, now_ms=now_ms)
+    moved = _mark(connection, seqs, Change.DISPATCHED, now_ms=now_ms)
     put_into_channel(connection, [row.seq for row in moved])
+    _count(connection, moved, State.DISPATCHED)
     return moved
 
 
@@ -119,12 +120,17 @@ def claim_due(
 
 def mark_dispatched(connection: Connection, claims: Sequence[Claim], *, now_ms: int) -> int:
     """Record that the other broker confirmed these messages and return how many were not marked before."""
-    return len(_mark(connection, _seqs(claims), now_ms=now_ms)) if claims else 0
+    if not claims:
+        return 0
+    moved = _mark(connection, _seqs(claims), Change.DISPATCHED, now_ms=now_ms)
+    _count(connection, moved, State.DISPATCHED)
+    return len(moved)
 
 
 def mark_dead(connection: Connection, claims: Sequence[Claim], *, now_ms: int, reason: str) -> None:
     """Record that the other broker refuses these messages for good."""
-    _mark(connection, _seqs(claims), change=Change.DEAD_LETTERED, now_ms=now_ms, reason=reason)
+    moved = _mark(connection, _seqs(claims), Change.DEAD_LETTERED, now_ms=now_ms, reason=reason)
+    _count(connection, moved, State.DEAD)
 
 
 def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) -> None:
@@ -164,7 +170,7 @@ def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: st
         literal(0),
     ).where(is_one_of(connection, _MESSAGE.seq, seqs))
     columns = ["message_seq", "channel", "deliver_at_ms", "visible_at_ms", "received_count"]
-    statement = upsert_into(connection, channel_message).from_select(columns, source)
+    statement = upsert_into(connection.dialect.name, channel_message).from_select(columns, source)
     # A consumer may have scheduled it again without acknowledging it: then the earlier delivery ends here.
     newer = {name: statement.excluded[name] for name in columns[1:]} | {"handle": None}
     connection.execute(statement.on_conflict_do_update(index_elements=["message_seq"], set_=newer))
@@ -173,8 +179,8 @@ def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: st
 def _mark(
     connection: Connection,
     seqs: Sequence[int],
+    change: Change,
     *,
-    change: Change = Change.DISPATCHED,
     now_ms: int,
     reason: str | None = None,
 ) -> list[AnyRow]:
@@ -192,8 +198,11 @@ def _mark(
         .returning(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.deliver_at_ms)
     ).all()
     journal.append(connection, change, [row.seq for row in moved], at_ms=now_ms, reason=reason)
-    counts.apply(connection, counts.moves(moved, before=State.SCHEDULED, after=state))
     return list(moved)
+
+
+def _count(connection: Connection, moved: Sequence[AnyRow], state: State) -> None:
+    counts.apply(connection, counts.moves(moved, before=State.SCHEDULED, after=state))
 
 
 def _is_unclaimed_for(destination: str) -> ColumnElement[bool]:

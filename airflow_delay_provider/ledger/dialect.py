@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -21,15 +22,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Select
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from airflow_delay_provider.ledger.records import AnyRow
 
 Upsert = sqlite.Insert | postgresql.Insert
 
 
-def upsert_into(connection: Connection, table: Table) -> Upsert:
+def upsert_into(dialect: str, table: Table) -> Upsert:
     """Return an INSERT that knows ON CONFLICT."""
-    return sqlite.insert(table) if _is_sqlite(connection) else postgresql.insert(table)
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def insert_rows(
@@ -67,7 +69,7 @@ def _insert_all_sqlite(
 
 def _executemany(connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]) -> None:
     """Hand rows to the driver without SQLAlchemy's work on each value, which costs more than SQLite's own."""
-    compiled = statement.compile(dialect=connection.dialect, column_keys=list(rows[0]))
+    compiled = _compile_sqlite(statement, tuple(rows[0]))
     names, fixed = compiled.positiontup or [], compiled.params
     as_json = [column.name for column in statement.table.columns if isinstance(column.type, JSON)]
     parameters = []
@@ -78,6 +80,11 @@ def _executemany(connection: Connection, statement: Upsert, rows: Sequence[dict[
                 values[name] = json.dumps(values[name])
         parameters.append(tuple([values[name] for name in names]))
     connection.exec_driver_sql(str(compiled), parameters)
+
+
+@lru_cache
+def _compile_sqlite(statement: Upsert, columns: tuple[str, ...]) -> SQLCompiler:
+    return statement.compile(dialect=sqlite.dialect(), column_keys=list(columns))
 
 
 def _insert_all_postgresql(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, null, select, update
@@ -59,7 +60,7 @@ def insert(
     if not messages:
         return {}
     rows = [row_of(message, destination=destination, now_ms=now_ms) for message in messages]
-    stored = insert_rows(connection, _insert_statement(connection, on_conflict), rows, returning=_STORED)
+    stored = insert_rows(connection, _insert_statement(connection.dialect.name, on_conflict), rows, returning=_STORED)
     fresh = {row.id: row for row in stored}
     if len(fresh) < len(messages):
         _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], on_conflict)
@@ -116,8 +117,9 @@ def change_waiting(
     return list(changed)
 
 
-def _insert_statement(connection: Connection, on_conflict: OnConflict) -> Upsert:
-    statement = upsert_into(connection, scheduled_message)
+@lru_cache
+def _insert_statement(dialect: str, on_conflict: OnConflict) -> Upsert:
+    statement = upsert_into(dialect, scheduled_message)
     match on_conflict:
         case OnConflict.FAIL:
             statement = statement.on_conflict_do_nothing(index_elements=["id"])

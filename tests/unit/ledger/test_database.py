@@ -13,7 +13,7 @@ from sqlalchemy import Connection, event, update
 
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
-from airflow_delay_provider.ledger import database
+from airflow_delay_provider.ledger import database, sqlite
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.location import default_ledger_url
 from airflow_delay_provider.ledger.tables import scheduled_message
@@ -32,7 +32,7 @@ def sqlite_ledger(sqlite_url: str) -> Iterator[Ledger]:
 
 @pytest.mark.parametrize(
     ("pragma", "value"),
-    [("journal_mode", "wal"), ("synchronous", 2), ("busy_timeout", database.SQLITE_BUSY_SECONDS * 1000)],
+    [("journal_mode", "wal"), ("synchronous", 2), ("busy_timeout", sqlite.BUSY_SECONDS * 1000)],
 )
 def test_a_commit_is_on_disk_and_readers_do_not_wait(sqlite_ledger: Ledger, pragma: str, value: object):
     """A44: full synchronisation and a write-ahead log."""
@@ -116,8 +116,7 @@ def test_a_full_disk_is_refused_loudly_and_nothing_is_stored(sqlite_ledger: Ledg
 
 def test_a_writer_waits_for_another_and_gives_up_in_the_end(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
     """B35"""
-    monkeypatch.setattr(database, "SQLITE_BUSY_SECONDS", 0)
-    monkeypatch.setattr(database, "CONTENTION_ATTEMPTS", 2)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0)
     ledger = Ledger(sqlite_url)
     rows.insert(ledger, messages(1))
     with (
