@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -76,7 +76,11 @@ def tree_of(module: Path) -> ast.Module:
 
 def imports_of(module: Path) -> Iterator[str]:
     """Everything imported, at the top or inside functions."""
-    for node in ast.walk(tree_of(module)):
+    yield from imports_among(module, ast.walk(tree_of(module)))
+
+
+def imports_among(module: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,10 +120,16 @@ def test_imports_point_one_way(module: Path):
         package, _, rest = imported.partition(".")
         if package == PACKAGE:
             assert rest.split(".")[0] in allowed, f"{name_of(module)} imports {imported}"
-        elif package == "airflow":
+        elif package == "airflow" and part != "testing":
             assert part in MAY_IMPORT_AIRFLOW, f"{name_of(module)} imports {imported}"
         elif package == "pyspark":
             assert part == "spark", f"{name_of(module)} imports {imported}"
+
+
+@pytest.mark.parametrize("module", sorted((ROOT / "testing").glob("*.py")), ids=name_of)
+def test_the_test_kit_imports_airflow_only_when_a_task_runs(module: Path):
+    """A21"""
+    assert not [name for name in imports_among(module, top_level(module)) if name.partition(".")[0] == "airflow"]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=name_of)
