@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -27,7 +28,7 @@ def main(command: str) -> int:
         return 2
     for signum in STOP_SIGNALS:
         signal.signal(signum, leave)
-    run_dir = ROOT / ".run" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{command}"
+    run_dir = ROOT / ".run" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{command}-{os.getpid()}"
     voice = Voice()
     voice.say(f"everything of this run is in {run_dir.relative_to(ROOT)}, the logs in its folder logs")
     airflow = Airflow(run_dir, AirflowConfig(dags={"examples": ROOT / "dags"}, parallelism=3))

@@ -19,9 +19,9 @@ from airflow_delay_provider.ledger.records import MessageRecord
 from tests.servers.airflow import Airflow
 from tests.servers.airflow_api import AirflowApi
 
-ENDED = frozenset({"success", "failed", "upstream_failed"})
 DEFERRED = frozenset({"deferred"})
-LATER_THAN_ALL = 1000
+#: More messages than any channel here has.
+MANY = 1000
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def records(broker: EmbeddedBroker) -> Callable[[str], list[MessageRecord]]:
 
     def look(channel: str) -> list[MessageRecord]:
         with broker.ledger.read() as connection:
-            return list(listing.page(connection, channel=channel, size=LATER_THAN_ALL).records)
+            return list(listing.page(connection, channel=channel, size=MANY).records)
 
     return look
 
@@ -76,7 +76,7 @@ def records(broker: EmbeddedBroker) -> Callable[[str], list[MessageRecord]]:
 @pytest.fixture
 def content(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
     """Return what lies in a channel."""
-    return lambda channel: broker.peek(channel, limit=LATER_THAN_ALL)
+    return lambda channel: broker.peek(channel, limit=MANY)
 
 
 @pytest.fixture
@@ -139,8 +139,12 @@ def test_each_message_of_a_dag_is_in_its_channel_once_with_its_headers(reminder:
 
 def test_the_task_links_to_its_message(reminder: Run, airflow: Airflow) -> None:
     reminder.wait()
+    message_id = reminder.result("remind_and_wait")
     links = reminder.api.links(reminder.dag_id, reminder.run_id, "remind_and_wait")
-    assert links == {"Delayed message": f"{airflow.url}/delay/messages/{reminder.result('remind_and_wait')}"}
+    assert links == {"Delayed message": f"{airflow.url}/delay/messages/{message_id}"}
+    page = reminder.api.http.get(links["Delayed message"])
+    assert page.is_success
+    assert message_id in page.text
 
 
 def test_the_command_line_shows_the_messages_of_a_dag(reminder: Run, airflow: Airflow) -> None:

@@ -21,6 +21,7 @@ from airflow_delay_provider.ledger.database import Ledger
 from tests.servers import process
 from tests.servers.airflow_api import AirflowApi
 from tests.servers.component import Component, stop_all, wait_for
+from tests.servers.sessions import Guardian
 
 MIGRATE_SECONDS = 120
 START_SECONDS = 120
@@ -58,6 +59,7 @@ class Airflow:
         self.url = f"http://127.0.0.1:{process.free_port()}"
         self.dispatcher_url = f"http://127.0.0.1:{process.free_port()}"
         self.ledger_url = config.ledger_url or f"sqlite:///{self.home / 'delay.db'}"
+        self._guardian = Guardian()
         self.components = {
             name: self._component(name, "-m", "airflow", name)
             for name in ("api-server", "dag-processor", "triggerer", "scheduler")
@@ -118,6 +120,7 @@ class Airflow:
     def stop(self) -> None:
         """End all processes; the logs stay."""
         stop_all(self.all_components)
+        self._guardian.stop()
 
     def wait_for(self, look: Any, *, what: str, seconds: float, interval: float = 0.2) -> Any:
         """Wait for what ``look`` finds while all components run."""
@@ -137,7 +140,8 @@ class Airflow:
         return AirflowApi(self.url, user=user, password=user, wait_for=self.wait_for)
 
     def _component(self, name: str, *arguments: str) -> Component:
-        return Component(name, [sys.executable, *arguments], log_dir=self.log_dir, env=self.env())
+        command = [sys.executable, *arguments]
+        return Component(name, command, log_dir=self.log_dir, env=self.env(), guardian=self._guardian)
 
     def _write_configuration(self) -> None:
         parser = configparser.RawConfigParser()

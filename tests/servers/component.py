@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from tests.servers import process
+from tests.servers.sessions import Guardian, kill_session
 
 FoundT = TypeVar("FoundT")
 
@@ -29,16 +26,19 @@ class ComponentDiedError(Exception):
 class Component:
     """A process and everything it starts, which is one session."""
 
-    def __init__(self, name: str, command: Sequence[str], *, log_dir: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], *, log_dir: Path, env: Mapping[str, str], guardian: Guardian
+    ) -> None:
         self.name = name
         self.log = log_dir / f"{name}.log"
         self._command = command
         self._env = env
+        self._guardian = guardian
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # SIGTERM when we die, even by kill -9: only the component itself can end its forked workers then.
-        self._process = process.spawn(self._command, log=self.log, death_signal=signal.SIGTERM, env=self._env)
+        self._process = process.spawn(self._command, log=self.log, env=self._env)
+        self._guardian.watch(self._process.pid)
 
     def require_alive(self) -> None:
         if self._process is not None and (code := self._process.poll()) is not None:
@@ -60,15 +60,10 @@ class Component:
             self.kill()
 
     def kill(self) -> None:
-        """Kill -9 the process and all that it started, which may be in other process groups but not sessions."""
+        """Kill -9 the process and all that it started."""
         if self._process is None:
             return
-        while alive := members_of_session(self._process.pid):
-            for pid in alive:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            time.sleep(0.01)
+        kill_session(self._process.pid)
         self._process.wait()
         self._process = None
 
@@ -81,18 +76,6 @@ def stop_all(components: Iterable[Component]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     for component in components:
         component.wait_for_end(deadline)
-
-
-def members_of_session(session_id: int) -> list[int]:
-    """Return the processes of a session that still run."""
-    return [each.pid for each in psutil.process_iter(["status"]) if _belongs(each, session_id)]
-
-
-def _belongs(candidate: psutil.Process, session_id: int) -> bool:
-    try:
-        return os.getsid(candidate.pid) == session_id and candidate.info["status"] != psutil.STATUS_ZOMBIE
-    except ProcessLookupError:
-        return False
 
 
 def wait_for(
