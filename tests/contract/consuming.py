@@ -232,7 +232,7 @@ class ConsumingContract:
         assert harness.broker.peek(channel) == []
 
     def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_nobody(self, harness: BrokerHarness):
-        """A1, A2, A14, A17"""
+        """A1, A2, A17"""
         channel = harness.channel()
         deferred, other = self.sent(harness, channel), self.sent(harness, channel)
         handled: list[Message] = []

@@ -63,7 +63,7 @@ def harness(shared_ledger: Ledger) -> Iterator[EmbeddedHarness]:
 
 
 class TestEmbeddedBroker(BrokerContract):
-    """A5, A19, A22, A31"""
+    """The port, on SQLite and on PostgreSQL."""
 
 
 # -- what only a clock that can be set, or a database that can be held up, shows -----------------------------------
@@ -72,7 +72,7 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 def test_a_message_arrives_in_the_millisecond_it_is_due(harness: EmbeddedHarness):
-    """B60, C6, C9, D4, D9"""
+    """B60, C9"""
     channel = harness.channel()
     message = harness.message(channel, after=3600)
     harness.broker.schedule([message])

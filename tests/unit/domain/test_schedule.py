@@ -202,7 +202,7 @@ def test_without_a_minimum_every_time_is_allowed(delay: timedelta):
 
 
 def test_a_delay_above_the_maximum_is_too_far():
-    """A8"""
+    """A30"""
     with pytest.raises(TooFarError, match=r"deliver_at: .*; choose an earlier time or raise max_delay"):
         Limits(max_delay=HOUR).check(due(HOUR + timedelta(milliseconds=1)), now=NOW)
 

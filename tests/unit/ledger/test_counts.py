@@ -53,7 +53,6 @@ def test_counts_are_told_by_channel(ledger: Ledger):
 
 
 def test_the_destinations_that_messages_wait_for_are_known(ledger: Ledger):
-    """A5"""
 
     def waiting() -> list[str]:
         return rows.read(ledger, counts.waiting_destinations)

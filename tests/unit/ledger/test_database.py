@@ -101,7 +101,6 @@ def test_processes_that_meet_a_new_file_at_once_all_get_through(sqlite_url: str)
 
 
 def test_a_full_disk_is_refused_loudly_and_nothing_is_stored(sqlite_ledger: Ledger):
-    """A12"""
     rows.insert(sqlite_ledger, messages(1))
     sqlite_ledger.close()
 
@@ -216,7 +215,7 @@ def test_transactions_that_block_each_other_both_get_through(postgres_url: str):
 
 
 def test_a_postgresql_without_tables_says_how_to_make_them(empty_postgres_url: str):
-    """B42, A12"""
+    """B42"""
     ledger = Ledger(empty_postgres_url)
     assert ledger.revision() is None
     for call in (lambda: rows.count(ledger), lambda: rows.insert(ledger, messages(1))):
@@ -248,7 +247,7 @@ def chain(error: BaseException | None) -> Iterator[str]:
 
 
 def test_an_unreachable_database_says_so_without_its_password():
-    """A12, B34"""
+    """B34"""
     ledger = Ledger(f"postgresql://delay:{SECRET}@127.0.0.1:1/nowhere")
     assert SECRET not in f"{ledger!r} {ledger.name} {ledger.engine!r} {ledger.url!r}"
     for call in (lambda: rows.count(ledger), lambda: rows.insert(ledger, messages(1)), ledger.migrate):

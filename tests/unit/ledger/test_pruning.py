@@ -58,7 +58,7 @@ def test_what_waits_stays_however_old(ledger: Ledger):
 
 
 def test_what_nobody_has_read_yet_stays_however_old(broker: EmbeddedBroker):
-    """D18"""
+    """D18: nothing that waits or was not read is evicted."""
     unread, in_hand, dead = dispatched(broker, 3)
     first, second, third = broker.receive("orders", limit=3)
     broker.release([first])
