@@ -63,7 +63,13 @@ class Limits:
             raise ConfigurationError(
                 f"min_delay, max_delay and max_payload_bytes must be numbers ({error}); correct the connection's extra"
             ) from None
-        return cls(**given)
+        limits = cls(**given)
+        if limits.min_delay > limits.max_delay:
+            raise ConfigurationError(
+                f"min_delay: {limits.min_delay} is more than max_delay ({limits.max_delay}), so nothing could be"
+                " scheduled; correct the connection's extra"
+            )
+        return limits
 
     def check(self, message: Message, *, now: datetime) -> None:
         """Refuse a message that is too soon, too far or too large."""

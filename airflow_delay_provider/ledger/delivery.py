@@ -95,6 +95,7 @@ def claim_due(
     earlier = scheduled_message.alias("earlier")
     overtakes = exists().where(
         earlier.c.claimed_until_ms.is_not(None),
+        earlier.c.destination == destination,
         earlier.c.channel == _MESSAGE.channel,
         earlier.c.key == _MESSAGE.key,
         tuple_(earlier.c.deliver_at_ms, earlier.c.seq) < tuple_(_MESSAGE.deliver_at_ms, _MESSAGE.seq),

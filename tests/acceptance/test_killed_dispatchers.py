@@ -110,9 +110,9 @@ def count_in(ledger: Ledger, state: State) -> int:
 
 
 def dispatched_entries(ledger: Ledger) -> dict[str, int]:
-    query = select(event.c.message_id, func.count()).where(event.c.change == Change.DISPATCHED.value)
+    query = select(event.c.message_id, func.count().label("n")).where(event.c.change == Change.DISPATCHED.value)
     with ledger.read() as connection:
-        return dict(connection.execute(query.group_by(event.c.message_id)).tuples().all())
+        return {row.message_id: row.n for row in connection.execute(query.group_by(event.c.message_id))}
 
 
 def earliest_dispatch_ms(ledger: Ledger) -> int:

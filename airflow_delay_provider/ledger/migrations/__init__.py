@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
@@ -10,6 +11,8 @@ VERSION_TABLE = "delay_alembic_version"
 HEAD = "0001"
 #: Any number: one migration at a time on PostgreSQL.
 _MIGRATION_LOCK = 5_390_117_422
+#: Alembic keeps what it is doing in module globals, so threads of one process take turns too.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def current(engine: Engine) -> str | None:
@@ -33,7 +36,7 @@ def _run(engine: Engine, direction: str, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
 
-    with engine.execution_options(writes=True).begin() as connection:
+    with _ONE_AT_A_TIME, engine.execution_options(writes=True).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         if _current(connection) == revision:

@@ -255,3 +255,8 @@ def test_a_choice_is_named_by_its_text_or_itself(value: str):
 def test_an_unknown_choice_is_refused_with_the_known_ones(value: Any):
     with pytest.raises(InvalidMessageError, match=r"on_conflict: .* is unknown; use one of keep, fail, replace"):
         parse_choice("on_conflict", OnConflict, value)
+
+
+def test_limits_that_let_nothing_through_are_refused():
+    with pytest.raises(ConfigurationError, match=r"min_delay: .* is more than max_delay .*; correct"):
+        Limits.from_settings({"min_delay": 20, "max_delay": 10})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -13,7 +14,7 @@ from sqlalchemy import Connection, inspect, text
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger import migrations
 from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.migrations import VERSION_TABLE
+from airflow_delay_provider.ledger.migrations import HEAD, VERSION_TABLE
 from airflow_delay_provider.ledger.tables import metadata
 from tests.unit.ledger import rows
 from tests.unit.ledger.rows import messages
@@ -109,3 +110,12 @@ def test_the_newest_revision_is_the_one_the_code_asks_for():
     assert [script.revision for script in scripts.walk_revisions()] == sorted(
         (script.revision for script in scripts.walk_revisions()), reverse=True
     ), "revisions are compared as text"
+
+
+def test_threads_of_one_process_can_open_new_ledgers_at_once(tmp_path: Path):
+    """B42"""
+    ledgers = [Ledger(f"sqlite:///{tmp_path / name}.db") for name in "abcdefgh"]
+    with ThreadPoolExecutor(len(ledgers)) as pool:
+        assert set(pool.map(lambda ledger: ledger.migrate(), ledgers)) == {HEAD}
+    for ledger in ledgers:
+        ledger.close()
