@@ -16,7 +16,7 @@ from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import LedgerError
 from airflow_delay_provider.ledger import channels, counts, delivery, journal, scheduling
 from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.records import AnyRow
+from airflow_delay_provider.ledger.records import StoredRow
 
 
 class EmbeddedBroker(Broker):
@@ -140,7 +140,7 @@ class EmbeddedBroker(Broker):
         return floor_ms(self.clock.now())
 
 
-def _receipt(message: Message, row: AnyRow | None, due: set[int]) -> Receipt:
+def _receipt(message: Message, row: StoredRow | None, due: set[int]) -> Receipt:
     if row is None:
         outcome = Outcome.KEPT
     elif row.seq in due:

@@ -9,14 +9,14 @@ from sqlalchemy import Connection, func, select
 
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger.dialect import upsert_into
-from airflow_delay_provider.ledger.records import AnyRow
+from airflow_delay_provider.ledger.records import AnyRow, StoredRow
 from airflow_delay_provider.ledger.tables import message_count
 
 #: (destination, channel, state) -> change of its count.
 Deltas = Counter[tuple[str, str, int]]
 
 
-def moves(rows: Iterable[AnyRow], *, before: State | None, after: State | None) -> Deltas:
+def moves(rows: Iterable[AnyRow | StoredRow], *, before: State | None, after: State | None) -> Deltas:
     """Return what it means for the counts that ``rows`` left ``before`` and entered ``after``."""
     deltas: Deltas = Counter()
     for (destination, channel), n in Counter((row.destination, row.channel) for row in rows).items():

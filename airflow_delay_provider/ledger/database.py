@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -170,21 +170,27 @@ def _parse(url: str | URL) -> URL:
 def _create_engine(url: URL) -> Engine:
     try:
         if url.get_backend_name() == "postgresql":
-            return create_engine(
-                url,
-                pool_pre_ping=True,
-                hide_parameters=True,
-                connect_args={
-                    "connect_timeout": POSTGRES_CONNECT_SECONDS,
-                    "application_name": "airflow-delay",
-                },
-            )
+            return _create_postgresql_engine(url)
         return create_sqlite_engine(url)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise ConfigurationError(
             f"ledger_url: the driver for {url.get_backend_name()} is missing ({error});"
             " install airflow-delay-provider[postgres]"
         ) from error
+
+
+def _create_postgresql_engine(url: URL) -> Engine:
+    connect_args = {"connect_timeout": POSTGRES_CONNECT_SECONDS, "application_name": "airflow-delay"}
+    engine = create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=connect_args)
+
+    def send_arrays_in_binary(connection: Any, _record: object) -> None:
+        # As text every element would be searched for characters to escape, and payloads would double.
+        from psycopg.types.array import ListBinaryDumper
+
+        connection.adapters.register_dumper(list, ListBinaryDumper)
+
+    event.listen(engine, "connect", send_arrays_in_binary)
+    return engine
 
 
 def _sqlstate(error: SQLAlchemyError) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -23,8 +24,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Select
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delay_provider.ledger.records import AnyRow
+from airflow_delay_provider.ledger.records import StoredRow, stored_row
 
 Upsert = sqlite.Insert | postgresql.Insert
 
@@ -34,24 +36,15 @@ def upsert_into(dialect: str, table: Table) -> Upsert:
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
-def insert_rows(
-    connection: Connection,
-    statement: Upsert,
-    rows: Sequence[dict[str, Any]],
-    *,
-    returning: Sequence[ColumnElement[Any]],
-) -> Sequence[AnyRow]:
+def insert_rows(connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]) -> Sequence[StoredRow]:
     """Run an INSERT for many rows and return what it stored; rows that met a conflict and changed nothing are not."""
     insert_all = _insert_all_sqlite if _is_sqlite(connection) else _insert_all_postgresql
-    return insert_all(connection, statement, rows, returning)
+    return insert_all(connection, statement, rows)
 
 
 def _insert_all_sqlite(
-    connection: Connection,
-    statement: Upsert,
-    rows: Sequence[dict[str, Any]],
-    returning: Sequence[ColumnElement[Any]],
-) -> Sequence[AnyRow]:
+    connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]
+) -> Sequence[StoredRow]:
     # Nearly always no id is taken: then the rows numbered above the highest before are these (nobody else writes now),
     # and the driver's fast path, which returns nothing, is enough.
     seq = statement.table.c.seq
@@ -59,26 +52,26 @@ def _insert_all_sqlite(
     attempt = connection.begin_nested()
     highest = connection.execute(select(func.coalesce(func.max(seq), 0))).scalar_one()
     _executemany(connection, statement, rows)
-    stored = connection.execute(select(*returning).where(seq > highest)).all()
-    if len(stored) == len(rows):
+    seqs = connection.execute(select(seq).where(seq > highest).order_by(seq)).scalars().all()
+    if len(seqs) == len(rows):
         attempt.commit()
-        return stored
+        return [stored_row(row, number) for row, number in zip(rows, seqs, strict=True)]
     attempt.rollback()
-    return connection.execute(statement.returning(*returning), rows).all()
+    return [StoredRow(*row) for row in connection.execute(_returning(statement), rows)]
 
 
 def _executemany(connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]) -> None:
     """Hand rows to the driver without SQLAlchemy's work on each value, which costs more than SQLite's own."""
     compiled = _compile_sqlite(statement, tuple(rows[0]))
-    names, fixed = compiled.positiontup or [], compiled.params
+    names = compiled.positiontup or []
+    values_of = itemgetter(*names[: len(rows[0])])
+    # What the ON CONFLICT clause compares with stands behind the values.
+    constants = tuple([compiled.params[name] for name in names[len(rows[0]) :]])
     as_json = [column.name for column in statement.table.columns if isinstance(column.type, JSON)]
     parameters = []
     for row in rows:
-        values = fixed | row
-        for name in as_json:
-            if values[name] is not None:
-                values[name] = json.dumps(values[name])
-        parameters.append(tuple([values[name] for name in names]))
+        texts = {name: json.dumps(row[name]) for name in as_json if row[name] is not None}
+        parameters.append(values_of(row | texts if texts else row) + constants)
     connection.exec_driver_sql(str(compiled), parameters)
 
 
@@ -88,11 +81,8 @@ def _compile_sqlite(statement: Upsert, columns: tuple[str, ...]) -> SQLCompiler:
 
 
 def _insert_all_postgresql(
-    connection: Connection,
-    statement: Upsert,
-    rows: Sequence[dict[str, Any]],
-    returning: Sequence[ColumnElement[Any]],
-) -> Sequence[AnyRow]:
+    connection: Connection, statement: Upsert, rows: Sequence[dict[str, Any]]
+) -> Sequence[StoredRow]:
     # One array a column, or one value where all rows agree: a short statement for any number of rows.
     columns = [column for column in statement.table.columns if column.name in rows[0]]
     values = {column.name: [row[column.name] for row in rows] for column in columns}
@@ -111,8 +101,12 @@ def _insert_all_postgresql(
             for column in columns
         )
     )
-    insert = statement.from_select([column.name for column in columns], source).returning(*returning)
-    return connection.execute(insert).all()
+    insert = statement.from_select([column.name for column in columns], source)
+    return [StoredRow(*row) for row in connection.execute(_returning(insert))]
+
+
+def _returning(statement: Upsert) -> ReturningInsert[Any]:
+    return statement.returning(*(statement.table.c[name] for name in StoredRow._fields))
 
 
 def is_one_of(

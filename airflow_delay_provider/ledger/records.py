@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Row
 
@@ -59,6 +59,23 @@ class MessageRecord:
     def lateness(self) -> timedelta | None:
         """How long after its due time it was handed to its channel."""
         return self.dispatched_at - self.message.deliver_at if self.dispatched_at else None
+
+
+class StoredRow(NamedTuple):
+    """What is worth knowing of a row right after it was stored."""
+
+    seq: int
+    id: str
+    channel: str
+    destination: str | None
+    deliver_at_ms: int
+    #: Above 0: the row was there before and has changed.
+    generation: int
+
+
+def stored_row(row: dict[str, Any], seq: int) -> StoredRow:
+    """Return what the database would return of a row that it stored under this number."""
+    return StoredRow(seq, row["id"], row["channel"], row["destination"], row["deliver_at_ms"], row["generation"])
 
 
 def row_of(message: Message, *, destination: str | None, now_ms: int) -> dict[str, Any]:

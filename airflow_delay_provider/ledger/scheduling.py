@@ -14,7 +14,7 @@ from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
 from airflow_delay_provider.ledger import counts, journal
 from airflow_delay_provider.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
-from airflow_delay_provider.ledger.records import AnyRow, row_of
+from airflow_delay_provider.ledger.records import AnyRow, StoredRow, row_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 
 _MESSAGE = scheduled_message.c
@@ -33,14 +33,6 @@ _CONTENT = [
     "task_id",
     "map_index",
 ]
-_STORED = (
-    _MESSAGE.seq,
-    _MESSAGE.id,
-    _MESSAGE.channel,
-    _MESSAGE.destination,
-    _MESSAGE.deliver_at_ms,
-    _MESSAGE.generation,
-)
 
 
 def insert(
@@ -50,7 +42,7 @@ def insert(
     destination: str | None = None,
     on_conflict: OnConflict,
     now_ms: int,
-) -> dict[str, AnyRow]:
+) -> dict[str, StoredRow]:
     """Store messages that are to wait and return the rows that are new or replaced, by id.
 
     An id that is not returned was kept: a message of the same channel has it. The policy is part of the insert itself,
@@ -60,7 +52,7 @@ def insert(
     if not messages:
         return {}
     rows = [row_of(message, destination=destination, now_ms=now_ms) for message in messages]
-    stored = insert_rows(connection, _insert_statement(connection.dialect.name, on_conflict), rows, returning=_STORED)
+    stored = insert_rows(connection, _insert_statement(connection.dialect.name, on_conflict), rows)
     fresh = {row.id: row for row in stored}
     if len(fresh) < len(messages):
         _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], on_conflict)
@@ -107,7 +99,7 @@ def change_waiting(
             _MESSAGE.claimed_until_ms.is_(None),
         )
         .values(values)
-        .returning(*_STORED)
+        .returning(_MESSAGE.seq, _MESSAGE.id, _MESSAGE.channel, _MESSAGE.destination)
     ).all()
     if len(changed) < len(wanted):
         _refuse_change(connection, set(wanted) - {row.id for row in changed}, change)
@@ -189,5 +181,5 @@ def _situation(row: AnyRow) -> str:
     return "being dispatched" if row.claimed_until_ms is not None else State(row.state).name
 
 
-def _seqs(rows: Sequence[AnyRow]) -> list[int]:
+def _seqs(rows: Sequence[AnyRow | StoredRow]) -> list[int]:
     return [row.seq for row in rows]
