@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.sqlite import BUSY_SECONDS
+from airflow_delay_provider.ledger.sqlite import BUSY_SECONDS, PRAGMAS
 
 URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
 PAYLOAD_BYTES = 256
@@ -57,7 +57,7 @@ class Database(ABC):
 
     @abstractmethod
     def connect(self, url: str) -> Any:
-        """Return a connection of the driver, without SQLAlchemy, as durable as the ledger's own."""
+        """Return a connection of the driver, without SQLAlchemy, with the settings of the ledger's own."""
 
     @abstractmethod
     def load(self, url: str, rows: Rows) -> None:
@@ -101,7 +101,7 @@ class Sqlite(Database):
 
     def connect(self, url: str) -> sqlite3.Connection:
         connection = sqlite3.connect(_path(url), isolation_level=None, timeout=BUSY_SECONDS)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
+        for pragma in ("journal_mode=WAL", *PRAGMAS):
             connection.execute(f"PRAGMA {pragma}")
         return connection
 

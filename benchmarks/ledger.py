@@ -33,7 +33,7 @@ class Sizes:
     dispatch_messages: int = 30_000
     channel_messages: int = 10_000
     requeued: int = 300
-    repeats: int = 3
+    repeats: int = 5
     lateness_seconds: float = 12.0
     lateness_repeats: int = 2
     lookup_sizes: tuple[int, int] = (10_000, 1_000_000)

@@ -17,6 +17,9 @@ from sqlalchemy.pool import StaticPool
 from airflow_delay_provider.exceptions import ConfigurationError
 
 BUSY_SECONDS = 30.0
+#: A commit is on disk before it is confirmed; 64 MiB of pages stay in memory; 40 MiB of changes gather before they are
+#: copied into the file, so that pages which change again and again are copied once.
+PRAGMAS = ("synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=10000")
 
 
 def create_sqlite_engine(url: URL) -> Engine:
@@ -48,9 +51,7 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None
     # Readers never wait for the writer (WAL). SQLite does not wait for this change itself.
     _retry_while_busy(lambda: connection.execute("PRAGMA journal_mode=WAL").close())
-    # A commit is on disk before it is confirmed; 64 MiB of pages stay in memory, and 40 MiB of changes gather before
-    # they are copied into the file, so that pages which change again and again are copied once.
-    for pragma in ("synchronous=FULL", "cache_size=-65536", "wal_autocheckpoint=10000"):
+    for pragma in PRAGMAS:
         connection.execute(f"PRAGMA {pragma}").close()
 
 
