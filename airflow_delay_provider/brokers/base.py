@@ -63,7 +63,12 @@ class Broker(ABC):
         """
         now = self.clock.now()
         for message in messages:
-            self.limits.check(message, now=now)
+            try:
+                self.limits.check(message, now=now)
+            except InvalidMessageError as error:
+                if len(messages) > 1:
+                    error.args = (f"message {message.id!r}: {error}",)
+                raise
         return self._schedule(_require_distinct_ids(messages), on_conflict)
 
     def send(self, messages: Sequence[Message]) -> list[Receipt]:

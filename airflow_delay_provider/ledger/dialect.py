@@ -70,8 +70,10 @@ def _executemany(connection: Connection, statement: Upsert, rows: Sequence[dict[
     as_json = [column.name for column in statement.table.columns if isinstance(column.type, JSON)]
     parameters = []
     for row in rows:
-        texts = {name: json.dumps(row[name]) for name in as_json if row[name] is not None}
-        parameters.append(values_of(row | texts if texts else row) + constants)
+        for name in as_json:
+            if row[name] is not None:
+                row = row | {name: json.dumps(row[name])}
+        parameters.append(values_of(row) + constants)
     connection.exec_driver_sql(str(compiled), parameters)
 
 

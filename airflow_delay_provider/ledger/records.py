@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Row
@@ -73,9 +74,12 @@ class StoredRow(NamedTuple):
     generation: int
 
 
+_STORED_VALUES = itemgetter(*StoredRow._fields[1:])
+
+
 def stored_row(row: dict[str, Any], seq: int) -> StoredRow:
     """Return what the database would return of a row that it stored under this number."""
-    return StoredRow(seq, row["id"], row["channel"], row["destination"], row["deliver_at_ms"], row["generation"])
+    return StoredRow(seq, *_STORED_VALUES(row))
 
 
 def row_of(message: Message, *, destination: str | None, now_ms: int) -> dict[str, Any]:
