@@ -9,6 +9,7 @@ from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.observing import Observer
 from airflow_delay_provider.dispatcher.rate import TokenBucket
 from airflow_delay_provider.domain.clock import Clock, floor_ms, from_ms
+from airflow_delay_provider.ledger import delivery
 from airflow_delay_provider.ledger.database import Ledger
 
 
@@ -31,19 +32,20 @@ class Context:
         """Return the current time, rounded down so that nothing is due early."""
         return floor_ms(self.clock.now())
 
-    def seconds_until(self, due_ms: int | None) -> float:
-        """Return how long to wait for a due time; something sooner may be scheduled meanwhile, so never long."""
+    def look(self, *, destination: str | None = None) -> tuple[int, float]:
+        """Return how many messages may be taken now and, when there are none, the seconds until the next look."""
+        with self.ledger.read() as connection:
+            due_ms = delivery.next_due_ms(connection, destination=destination)
         if due_ms is None:
-            return self.poll_seconds
-        return min(self.poll_seconds, (from_ms(due_ms) - self.clock.now()).total_seconds())
-
-    def allowance(self) -> int:
-        """Return how many messages may be dispatched now."""
-        return self.config.batch if self.bucket is None else min(self.config.batch, self.bucket.available())
-
-    def seconds_until_allowance(self) -> float:
-        """Return how long to wait when the rate limit is used up."""
-        return 0.0 if self.bucket is None else self.bucket.seconds_until_one()
+            return 0, self.poll_seconds
+        until_due = (from_ms(due_ms) - self.clock.now()).total_seconds()
+        if until_due > 0:
+            # Something sooner may be scheduled meanwhile, so never for long.
+            return 0, min(self.poll_seconds, until_due)
+        if self.bucket is None:
+            return self.config.batch, 0.0
+        allowed = min(self.config.batch, self.bucket.available())
+        return allowed, 0.0 if allowed else self.bucket.seconds_until_one()
 
     def note_dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
         """Count dispatched messages and tell the observers."""

@@ -34,14 +34,9 @@ class DispatchAway:
     def run_once(self) -> float:
         """Send one batch of what is due."""
         context = self._context
-        with context.ledger.read() as connection:
-            next_due_ms = delivery.next_due_ms(connection, destination=self._destination)
-        pause = context.seconds_until(next_due_ms)
-        if pause > 0:
-            return pause
-        limit = context.allowance()
+        limit, pause = context.look(destination=self._destination)
         if limit < 1:
-            return context.seconds_until_allowance()
+            return pause
         claims = self._claim(limit)
         if not claims:
             return context.poll_seconds

@@ -22,14 +22,9 @@ class DispatchDue:
     def run_once(self) -> float:
         """Deliver one batch of what is due."""
         context = self._context
-        with context.ledger.read() as connection:
-            next_due_ms = delivery.next_due_ms(connection)
-        pause = context.seconds_until(next_due_ms)
-        if pause > 0:
-            return pause
-        limit = context.allowance()
+        limit, pause = context.look()
         if limit < 1:
-            return context.seconds_until_allowance()
+            return pause
         now_ms = context.now_ms()
         rows = context.ledger.transact(lambda connection: delivery.deliver_due(connection, now_ms=now_ms, limit=limit))
         context.note_dispatched(Counter(row.channel for row in rows), [now_ms - row.deliver_at_ms for row in rows])

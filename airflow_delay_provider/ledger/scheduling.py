@@ -14,24 +14,14 @@ from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
 from airflow_delay_provider.ledger import counts, journal
 from airflow_delay_provider.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
-from airflow_delay_provider.ledger.records import AnyRow, StoredRow, row_of
+from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 
 _MESSAGE = scheduled_message.c
 _CONTENT = [
     "state",
-    "deliver_at_ms",
     "updated_at_ms",
-    "payload",
-    "content_type",
-    "key",
-    "headers",
-    "priority",
-    "handled_count",
-    "dag_id",
-    "run_id",
-    "task_id",
-    "map_index",
+    *(column.name for column in MESSAGE_COLUMNS if column.name not in ("id", "channel")),
 ]
 
 
