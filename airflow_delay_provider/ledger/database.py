@@ -121,7 +121,7 @@ class Ledger:
         try:
             return migrations.current(self.engine)
         except SQLAlchemyError as error:
-            raise self._translate(error) from error
+            raise self._translate(error, "cannot be reached", "") from error
 
     def close(self) -> None:
         """Close all connections."""

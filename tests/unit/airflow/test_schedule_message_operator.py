@@ -258,7 +258,7 @@ def test_a_database_that_is_down_can_be_tried_again(context: Any, connect: Calla
     with pytest.raises(LedgerError) as failure:
         schedule(context, payload="x", deliver_after=60)
 
-    assert "did not confirm" in str(failure.value)
+    assert "cannot be reached" in str(failure.value)
     assert "check that the database runs" in str(failure.value)
     assert "secret" not in str(failure.value)
 
