@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
 
 
 class AirflowMetrics:
-    """Counts messages and measures lateness. A metric that cannot be sent is logged and breaks nothing."""
+    """Counts messages and measures lateness; a dispatcher's observer too.
+
+    A metric that cannot be sent is logged and breaks nothing.
+    """
 
     def scheduled(self, count: int, *, channel: str | None = None) -> None:
         """Count messages whose waiting was confirmed: ``delay.scheduled``."""
         if count:
             _emit("incr", "delay.scheduled", count, channel=channel)
 
-    def dispatched(self, count: int, latenesses_ms: Iterable[float] = (), *, channel: str | None = None) -> None:
+    def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Iterable[float]) -> None:
         """Count messages handed to their channel and how late each was: ``delay.dispatched``, ``delay.lateness``."""
-        if count:
+        for channel, count in by_channel.items():
             _emit("incr", "delay.dispatched", count, channel=channel)
-        for lateness_ms in latenesses_ms:
-            _emit("timing", "delay.lateness", lateness_ms, channel=channel)
+        for late in lateness_ms:
+            _emit("timing", "delay.lateness", late)
 
-    def error(self, kind: str, *, channel: str | None = None) -> None:
-        """Count a failed call by the class of its error: ``delay.errors``."""
-        _emit("incr", "delay.errors", 1, channel=channel, kind=kind)
+    def failed(self, kind: str) -> None:
+        """Count a failure by the class of its error or the loop it happened in: ``delay.errors``."""
+        _emit("incr", "delay.errors", 1, kind=kind)
 
 
 def connect_metrics() -> None:

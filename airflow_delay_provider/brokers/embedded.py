@@ -78,7 +78,9 @@ class EmbeddedBroker(Broker):
             )
 
         # An empty channel is seen without taking the write lock.
-        return self.ledger.transact(work) if self.peek(channel) else []
+        with self.ledger.read() as connection:
+            is_empty = channels.is_empty(connection, channel, now_ms=self._now_ms())
+        return [] if is_empty else self.ledger.transact(work)
 
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
         with self.ledger.read() as connection:
@@ -124,14 +126,14 @@ class EmbeddedBroker(Broker):
             return journal.read(connection, after=after, limit=limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:  # noqa: ARG002
-        # The rows know how each message ended, so nothing needs to be read back from ``since``.
+        # The journal is indexed by message, so nothing needs to be read back from ``since``.
         with self.ledger.read() as connection:
             return journal.final_entries(connection, message_ids)
 
     def check(self) -> str:
         with self.ledger.read() as connection:
-            waiting = sum(counts.by_state(connection).values())
-        return f"ledger at {self.ledger.name} is ready; it knows {waiting} messages"
+            known = sum(counts.by_state(connection).values())
+        return f"ledger at {self.ledger.name} is ready; it knows {known} messages"
 
     def close(self) -> None:
         self.ledger.close()

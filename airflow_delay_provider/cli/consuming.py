@@ -21,8 +21,9 @@ from airflow_delay_provider.brokers import consumer
 from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig, Handler
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.opening import open_hook
-from airflow_delay_provider.cli.options import check_channel, parse_count, parse_seconds
+from airflow_delay_provider.cli.options import parse_count, parse_seconds
 from airflow_delay_provider.cli.output import iso, message_fields, payload_fields, preview, print_document, printable
+from airflow_delay_provider.domain.message import require_channel
 from airflow_delay_provider.exceptions import BrokerError, DeferMessage, DelayError, InvalidMessageError
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ def consume(args: Namespace) -> None:
     if args.exec is not None and args.print:
         raise InvalidMessageError("exec", "--print is given too", "give only one of the two")
     handler = _printer(args) if args.exec is None else _runner(args)
-    channel = check_channel(args.channel)
+    channel = require_channel(args.channel)
     config = ConsumerConfig(
         max_handled=parse_count("max-handled", args.max_handled),
-        dead_letter_channel=None if args.dead_letter_channel is None else check_channel(args.dead_letter_channel),
+        dead_letter_channel=None if args.dead_letter_channel is None else require_channel(args.dead_letter_channel),
         prefetch=_PREFETCH_PRINT if args.exec is None else _PREFETCH_EXEC,
         visibility=parse_seconds("visibility", args.visibility),
     )

@@ -6,9 +6,9 @@ from argparse import Namespace
 
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.opening import open_hook
-from airflow_delay_provider.cli.options import check_ids
 from airflow_delay_provider.cli.output import iso, print_document, print_table
 from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import require_message_id
 from airflow_delay_provider.domain.schedule import resolve_deliver_at
 from airflow_delay_provider.exceptions import InvalidMessageError
 
@@ -17,7 +17,7 @@ from airflow_delay_provider.exceptions import InvalidMessageError
 def cancel(args: Namespace) -> None:
     """Make sure that none of the messages is dispatched."""
     with open_hook(args.conn_id) as hook:
-        hook.get_conn().cancel(check_ids(args.ids))
+        hook.get_conn().cancel(_ids_of(args))
     _print_change(args, Change.CANCELLED)
 
 
@@ -33,7 +33,7 @@ def reschedule(args: Namespace) -> None:
         deliver_at = resolve_deliver_at(
             deliver_at=args.at, deliver_after=args.after, on_past=args.on_past, now=broker.clock.now()
         )
-        broker.reschedule(check_ids(args.ids), deliver_at)
+        broker.reschedule(_ids_of(args), deliver_at)
     _print_change(args, Change.RESCHEDULED, deliver_at=iso(deliver_at))
 
 
@@ -41,8 +41,12 @@ def reschedule(args: Namespace) -> None:
 def expedite(args: Namespace) -> None:
     """Make all of the messages due now."""
     with open_hook(args.conn_id) as hook:
-        hook.get_conn().expedite(check_ids(args.ids))
+        hook.get_conn().expedite(_ids_of(args))
     _print_change(args, Change.EXPEDITED)
+
+
+def _ids_of(args: Namespace) -> list[str]:
+    return [require_message_id(message_id) for message_id in args.ids]
 
 
 def _print_change(args: Namespace, change: Change, *, deliver_at: str | None = None) -> None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.opening import open_ledger
-from airflow_delay_provider.cli.output import print_document, print_fields
+from airflow_delay_provider.cli.output import print_one
 from airflow_delay_provider.exceptions import InvalidMessageError
 
 
@@ -14,14 +14,14 @@ from airflow_delay_provider.exceptions import InvalidMessageError
 def migrate(args: Namespace) -> None:
     """Create the tables or bring them to this version."""
     with open_ledger(args.conn_id) as ledger:
-        _print(args, {"ledger": ledger.name, "before": ledger.revision(), "revision": ledger.migrate()})
+        print_one(args.output, {"ledger": ledger.name, "before": ledger.revision(), "revision": ledger.migrate()})
 
 
 @command
 def check(args: Namespace) -> None:
     """Say whether this version can work with the tables."""
     with open_ledger(args.conn_id) as ledger:
-        _print(args, {"ledger": ledger.name, "revision": ledger.require_schema()})
+        print_one(args.output, {"ledger": ledger.name, "revision": ledger.require_schema()})
 
 
 @command
@@ -34,8 +34,4 @@ def downgrade(args: Namespace) -> None:
     with open_ledger(args.conn_id) as ledger:
         before = ledger.revision()
         ledger.downgrade(args.revision)
-        _print(args, {"ledger": ledger.name, "before": before, "revision": ledger.revision()})
-
-
-def _print(args: Namespace, document: dict[str, str | None]) -> None:
-    (print_document if args.output == "json" else print_fields)(document)
+        print_one(args.output, {"ledger": ledger.name, "before": before, "revision": ledger.revision()})

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.opening import open_ledger
-from airflow_delay_provider.cli.options import check_channel, check_ids, parse_count
+from airflow_delay_provider.cli.options import parse_count
 from airflow_delay_provider.cli.output import (
     history_fields,
     iso,
@@ -25,7 +25,7 @@ from airflow_delay_provider.cli.output import (
 )
 from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.message import require_channel, require_message_id
 from airflow_delay_provider.ledger import counts, listing
 
 _LIST_COLUMNS = (
@@ -44,8 +44,8 @@ _HISTORY_COLUMNS = ("at", "change", "deliver_at", "reason")
 @command
 def list_messages(args: Namespace) -> None:
     """Print one page of messages in due order."""
-    channel = None if args.channel is None else check_channel(args.channel)
-    states = [_parse_state(text) for text in args.state or ()]
+    channel = None if args.channel is None else require_channel(args.channel)
+    states = [State.parse(text) for text in args.state or ()]
     size = parse_count("limit", args.limit)
     with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
         page = listing.page(connection, channel=channel, states=states, token=args.page, size=size)
@@ -62,7 +62,7 @@ def list_messages(args: Namespace) -> None:
 @command
 def show(args: Namespace) -> None:
     """Print one message with its history; with ``--payload`` and no JSON, its payload and nothing else."""
-    check_ids([args.id])
+    require_message_id(args.id)
     with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
         record = listing.get(connection, args.id)
         history = [history_fields(entry) for entry in listing.get_history(connection, args.id)]
@@ -83,7 +83,7 @@ def show(args: Namespace) -> None:
 @command
 def status(args: Namespace) -> None:
     """Print how many messages each channel has in each state, what is next and whether it is late."""
-    channel = None if args.channel is None else check_channel(args.channel)
+    channel = None if args.channel is None else require_channel(args.channel)
     now = SystemClock().now()
     with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
         if channel is None:
@@ -107,11 +107,3 @@ def _waiting(connection: Connection, channel: str | None, states: Mapping[State,
         "next_due": iso(due),
         "overdue_seconds": None if due is None else round(max(0.0, (now - due).total_seconds()), 3),
     }
-
-
-def _parse_state(text: str) -> State:
-    try:
-        return State.parse(text)
-    except ValueError:
-        known = ", ".join(f"{state.name} ({state.value})" for state in State)
-        raise InvalidMessageError("state", f"{text!r} is unknown", f"use one of {known}") from None

@@ -10,22 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow_delay_provider.domain.clock import EPOCH
-from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
-
-
-def check_channel(channel: str) -> str:
-    """Return the channel or refuse its form."""
-    # The message knows the form and the sentence.
-    return Message(channel=channel, payload=b"", deliver_at=EPOCH).channel
-
-
-def check_ids(message_ids: Sequence[str]) -> Sequence[str]:
-    """Return the ids or refuse the form of one."""
-    for message_id in message_ids:
-        Message(id=message_id, channel="any", payload=b"", deliver_at=EPOCH)
-    return message_ids
 
 
 def parse_headers(pairs: Sequence[str] | None) -> dict[str, str]:

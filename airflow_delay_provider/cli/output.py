@@ -53,6 +53,11 @@ def print_fields(fields: Mapping[str, object]) -> None:
         sys.stdout.write(f"{name:<{width}}  {_cell(value)}".rstrip() + "\n")
 
 
+def print_one(output: str, document: Mapping[str, object]) -> None:
+    """Print one thing in the form that ``--output`` names."""
+    (print_document if output == "json" else print_fields)(document)
+
+
 def message_fields(message: Message) -> dict[str, Any]:
     """Return a message without its payload."""
     origin = message.origin

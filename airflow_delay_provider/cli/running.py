@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,8 @@ from airflow_delay_provider.cli.exit_codes import ExitCode, command
 from airflow_delay_provider.cli.opening import open_ledger
 from airflow_delay_provider.cli.options import parse_count, parse_number
 from airflow_delay_provider.exceptions import InvalidMessageError
-from airflow_delay_provider.hooks.connections import connections_of_the_server
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.base import Broker
     from airflow_delay_provider.dispatcher.config import DispatcherConfig
 
 
@@ -22,34 +19,16 @@ if TYPE_CHECKING:
 def dispatcher(args: Namespace) -> None:
     """Serve the ledger of a connection until SIGTERM or SIGINT."""
     from airflow_delay_provider.dispatcher.service import Dispatcher
-    from airflow_delay_provider.metrics import connect_metrics
+    from airflow_delay_provider.hooks.delay import open_destination
+    from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
 
     config = _config_of(args)
-    with open_ledger(args.conn_id) as ledger, connections_of_the_server():
+    with open_ledger(args.conn_id) as ledger:
         connect_metrics()
-        service = Dispatcher(ledger, open_broker=_open_broker, config=config, observers=[AirflowObserver()])
+        service = Dispatcher(ledger, open_broker=open_destination, config=config, observers=[AirflowMetrics()])
         stopped_cleanly = service.run_until_signalled()
     if not stopped_cleanly:
         raise SystemExit(int(ExitCode.REFUSED))
-
-
-class AirflowObserver:
-    """Tells Airflow's own metrics what the dispatcher did."""
-
-    def __init__(self) -> None:
-        from airflow_delay_provider.metrics import AirflowMetrics
-
-        self._metrics = AirflowMetrics()
-
-    def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
-        """Count messages by channel, and the lateness of all."""
-        for channel, count in by_channel.items():
-            self._metrics.dispatched(count, channel=channel)
-        self._metrics.dispatched(0, lateness_ms)
-
-    def failed(self, loop: str) -> None:
-        """Count an error."""
-        self._metrics.error(loop)
 
 
 def _config_of(args: Namespace) -> DispatcherConfig:
@@ -86,9 +65,3 @@ def _parse_port(name: str, text: str) -> int:
     if not -1 <= port <= 65_535:
         raise InvalidMessageError(name, f"{text!r} is not a port", "use 0 (any free one) to 65535, or -1 for none")
     return port
-
-
-def _open_broker(conn_id: str) -> Broker:
-    from airflow_delay_provider.hooks.delay import DelayHook
-
-    return DelayHook(conn_id).get_conn()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +11,11 @@ from airflow_delay_provider.cli.bulk import BulkDefaults, schedule_file
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.opening import open_hook
 from airflow_delay_provider.cli.options import message_options, read_payload
-from airflow_delay_provider.cli.output import iso, print_document, print_fields
+from airflow_delay_provider.cli.output import iso, print_one
 from airflow_delay_provider.domain.schedule import OnConflict, OnPast, parse_choice
 from airflow_delay_provider.exceptions import InvalidMessageError
-from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
+from airflow_delay_provider.hooks.counting import count_confirmed
+from airflow_delay_provider.metrics import connect_metrics
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Receipt
@@ -42,7 +41,7 @@ def schedule(args: Namespace) -> None:
             **message_options(args),
         )
         (receipt,) = hook.schedule([message], on_conflict=args.on_conflict)
-    _count([(message, receipt)])
+    count_confirmed([(message, receipt)])
     _print_receipt(args, message, receipt)
 
 
@@ -59,7 +58,7 @@ def send(args: Namespace) -> None:
             **message_options(args),
         )
         (receipt,) = broker.send([message])
-    _count([(message, receipt)])
+    count_confirmed([(message, receipt)])
     _print_receipt(args, message, receipt)
 
 
@@ -81,14 +80,14 @@ def _schedule_file(args: Namespace) -> None:
             Path(args.file),
             defaults=defaults,
             on_conflict=parse_choice("on_conflict", OnConflict, args.on_conflict),
-            confirmed=_count,
+            confirmed=count_confirmed,
         )
     document = {
         "file": args.file,
         "messages": outcomes.total(),
         **{outcome.value: outcomes[outcome] for outcome in Outcome},
     }
-    (print_document if args.output == "json" else print_fields)(document)
+    print_one(args.output, document)
 
 
 def _require_channel(args: Namespace) -> str:
@@ -96,13 +95,6 @@ def _require_channel(args: Namespace) -> str:
         raise InvalidMessageError("channel", "none is given", "name it before the options")
     channel: str = args.channel
     return channel
-
-
-def _count(confirmed: Iterable[tuple[Message, Receipt]]) -> None:
-    """Tell Airflow's metrics, as the operators do."""
-    new = Counter(message.channel for message, receipt in confirmed if receipt.outcome is not Outcome.KEPT)
-    for channel, count in new.items():
-        AirflowMetrics().scheduled(count, channel=channel)
 
 
 def _print_receipt(args: Namespace, message: Message, receipt: Receipt) -> None:
@@ -114,4 +106,4 @@ def _print_receipt(args: Namespace, message: Message, receipt: Receipt) -> None:
         # The one that was there before keeps its own time.
         "deliver_at": None if kept else iso(message.deliver_at),
     }
-    (print_document if args.output == "json" else print_fields)(document)
+    print_one(args.output, document)

@@ -66,11 +66,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _open(conn_id: str) -> Broker:
     # Only messages for another broker need Airflow's connections.
-    from airflow_delay_provider.hooks.connections import connections_of_the_server
-    from airflow_delay_provider.hooks.delay import DelayHook
+    from airflow_delay_provider.hooks.delay import open_destination
 
-    with connections_of_the_server():
-        return DelayHook(conn_id).get_conn()
+    return open_destination(conn_id)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
+from airflow_delay_provider.exceptions import InvalidMessageError
+
 
 class State(IntEnum):
     """Where a message is; the numbers are stored and accepted wherever a state is filtered by."""
@@ -20,7 +22,7 @@ class State(IntEnum):
             return cls(int(text)) if text.isdigit() else cls[text.upper()]
         except (KeyError, ValueError):
             known = ", ".join(f"{state.name} ({state.value})" for state in cls)
-            raise ValueError(f"state: {text!r} is none of {known}") from None
+            raise InvalidMessageError("state", f"{text!r} is unknown", f"use one of {known}") from None
 
 
 class Change(StrEnum):

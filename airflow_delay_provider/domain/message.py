@@ -54,16 +54,8 @@ class Message:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.channel, str) or not CHANNEL_FORM.fullmatch(self.channel):
-            raise InvalidMessageError(
-                "channel",
-                f"{self.channel!r} is not a channel name",
-                "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
-            )
-        if not isinstance(self.id, str) or not 1 <= len(self.id) <= MAX_ID_LENGTH or not self.id.isprintable():
-            raise InvalidMessageError(
-                "message_id", f"{self.id!r} is not an id", f"use 1-{MAX_ID_LENGTH} printable characters"
-            )
+        require_channel(self.channel)
+        require_message_id(self.id)
         if not isinstance(self.payload, bytes):
             raise PayloadError("payload", f"{type(self.payload).__name__} is not bytes", "encode it first")
         if self.key is not None and not _is_text(self.key):
@@ -91,6 +83,26 @@ class Delivery:
     message: Message
     #: The adapter's handle for settling it.
     handle: str
+
+
+def require_channel(channel: str) -> str:
+    """Return the channel or refuse its form."""
+    if not isinstance(channel, str) or not CHANNEL_FORM.fullmatch(channel):
+        raise InvalidMessageError(
+            "channel",
+            f"{channel!r} is not a channel name",
+            "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
+        )
+    return channel
+
+
+def require_message_id(message_id: str) -> str:
+    """Return the id or refuse its form."""
+    if not isinstance(message_id, str) or not 1 <= len(message_id) <= MAX_ID_LENGTH or not message_id.isprintable():
+        raise InvalidMessageError(
+            "message_id", f"{message_id!r} is not an id", f"use 1-{MAX_ID_LENGTH} printable characters"
+        )
+    return message_id
 
 
 def require_aware(name: str, moment: datetime) -> datetime:

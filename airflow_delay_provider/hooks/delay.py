@@ -10,7 +10,12 @@ from airflow.sdk import BaseHook
 
 from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice
 from airflow_delay_provider.exceptions import ConfigurationError, DelayError
-from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broker, require_undefined
+from airflow_delay_provider.hooks.connections import (
+    DEFAULT_CONN_ID,
+    connections_of_the_server,
+    open_broker,
+    require_undefined,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -112,3 +117,9 @@ class DelayHook(BaseHook):
                 f"delay_conn_id: connection {self.delay_conn_id!r} is not defined; create it with"
                 f" `airflow connections add {self.delay_conn_id} --conn-type delay` or use {DEFAULT_CONN_ID!r}"
             ) from error
+
+
+def open_destination(conn_id: str) -> Broker:
+    """Return the broker that a dispatcher sends to; its connection may stand in Airflow's database."""
+    with connections_of_the_server():
+        return DelayHook(conn_id).get_conn()

@@ -20,9 +20,9 @@ def failing_at_once() -> Iterator[None]:
     try:
         yield
     except (InvalidMessageError, LifecycleError) as error:
-        AirflowMetrics().error(type(error).__name__)
+        AirflowMetrics().failed(type(error).__name__)
         # The sentence says it all; the way through our validation would bury it in the task's log.
         raise AirflowFailException(str(error)) from None
     except DelayError as error:
-        AirflowMetrics().error(type(error).__name__)
+        AirflowMetrics().failed(type(error).__name__)
         raise

@@ -37,6 +37,11 @@ def receive(connection: Connection, channel: str, *, limit: int, now_ms: int, vi
     return [Delivery(message=message, handle=f"{seq}:{token}") for seq, message in _messages(connection, taken)]
 
 
+def is_empty(connection: Connection, channel: str, *, now_ms: int) -> bool:
+    """Say whether nothing could be received now; one look at an index."""
+    return connection.execute(_visible(channel, now_ms, 1)).first() is None
+
+
 def peek(connection: Connection, channel: str, *, limit: int, now_ms: int) -> list[Message]:
     """Return visible messages in due order and leave them."""
     seqs = list(connection.execute(_visible(channel, now_ms, limit)).scalars())

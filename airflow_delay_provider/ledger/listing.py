@@ -35,12 +35,12 @@ class Page:
 
 def get(connection: Connection, message_id: str) -> MessageRecord:
     """Return one message with its payload."""
-    return record_of(_find(connection, message_id))
+    return record_of(_find(connection, select(scheduled_message), message_id))
 
 
 def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
     """Return everything that happened to one message, oldest first."""
-    return journal.history(connection, _find(connection, message_id).seq)
+    return journal.history(connection, _find(connection, select(_MESSAGE.seq), message_id).seq)
 
 
 def next_scheduled_at(connection: Connection, *, channel: str | None = None) -> datetime | None:
@@ -100,8 +100,8 @@ def _stretch(state: State, *, channel: str | None, cursor: _Cursor | None, size:
     return query.where(tuple_(*order) > place).order_by(*order).limit(size)
 
 
-def _find(connection: Connection, message_id: str) -> AnyRow:
-    row = connection.execute(select(scheduled_message).where(_MESSAGE.id == message_id)).one_or_none()
+def _find(connection: Connection, query: Select[*tuple[Any, ...]], message_id: str) -> AnyRow:
+    row = connection.execute(query.where(_MESSAGE.id == message_id)).one_or_none()
     if row is None:
         raise UnknownMessageError(message_id)
     return row

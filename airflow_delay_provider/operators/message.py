@@ -16,11 +16,11 @@ from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.domain.schedule import compose_message, parse_choice, resolve_deliver_at
 from airflow_delay_provider.exceptions import InvalidMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+from airflow_delay_provider.hooks.counting import count_confirmed
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.failures import failing_at_once
 from airflow_delay_provider.hooks.message_ids import cancel_in_time, parse_message_ids
 from airflow_delay_provider.links import DelayedMessageLink, message_url
-from airflow_delay_provider.metrics import AirflowMetrics
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched
 
@@ -185,11 +185,7 @@ class ScheduleMessageOperator(BaseOperator):
             min(due).isoformat(),
             max(due).isoformat(),
         )
-        new = Counter(
-            message.channel for message, receipt in zip(messages, receipts, strict=True) if receipt.outcome != "kept"
-        )
-        for channel, count in new.items():
-            AirflowMetrics().scheduled(count, channel=channel)
+        count_confirmed(zip(messages, receipts, strict=True))
         # Pushed now and not only when the task ends, so that the link is there while the task waits.
         self.message_link = message_url(messages[0].id, self.delay_conn_id)
         context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from airflow_delay_provider.brokers.consumer import Consumed, Consumer, ConsumerConfig, Handler
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
@@ -103,8 +103,6 @@ class DelayTestKit:
         self.broker.close()
 
     def _next_due(self) -> datetime | None:
-        # Only what this kit can dispatch: a message for another broker stays until that one's dispatcher takes it.
-        query = select(func.min(_MESSAGE.deliver_at_ms)).where(_WAITS, _MESSAGE.destination.is_(None))
         with self.broker.ledger.read() as connection:
-            due_ms = connection.execute(query).scalar()
+            due_ms = delivery.next_due_ms(connection)
         return None if due_ms is None else from_ms(due_ms)

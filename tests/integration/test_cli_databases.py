@@ -108,7 +108,7 @@ def test_a_database_lost_on_the_way_leaves_a_file_that_can_be_continued(
             execute(postgres_url, "ALTER TABLE delay_scheduled_message RENAME TO lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduling, "_count", lose_the_database)
+        patch.setattr(scheduling, "count_confirmed", lose_the_database)
         result = delay("schedule", "orders", "--file", str(file))
     assert result.code == 3
     assert f"{file}: 2000 messages up to line 2000 are confirmed, then: the ledger at " in result.err

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,6 +28,7 @@ from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from airflow_delay_provider.triggers.channel import ChannelWatch
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
+from tests.waiting import until
 
 HOUR = timedelta(hours=1)
 Schedule = Callable[..., list[str]]
@@ -55,13 +55,6 @@ async def _no_thread_is_left() -> AsyncIterator[None]:
 
 def tail_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith((JournalTail.__name__, ChannelWatch.__name__))]
-
-
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def start(*triggers: Any) -> list[asyncio.Task[Any]]:

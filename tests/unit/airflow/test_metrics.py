@@ -46,8 +46,8 @@ def test_everything_is_counted(received: Callable[[], set[str]]) -> None:
     """B38, B39, B40, B41"""
     metrics = AirflowMetrics()
     metrics.scheduled(3, channel="invoices")
-    metrics.dispatched(2, [10.0, 20.0], channel="invoices")
-    metrics.error("LedgerError")
+    metrics.dispatched({"invoices": 2}, [10.0, 20.0])
+    metrics.failed("LedgerError")
 
     assert received() == {
         "airflow.delay.scheduled:3|c",
@@ -82,5 +82,5 @@ def test_metrics_that_cannot_be_sent_break_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stats, "incr", broken)
     monkeypatch.setattr(stats, "timing", broken)
     AirflowMetrics().scheduled(1)
-    AirflowMetrics().dispatched(1, [3.0])
-    AirflowMetrics().error("LedgerError")
+    AirflowMetrics().dispatched({"invoices": 1}, [3.0])
+    AirflowMetrics().failed("LedgerError")
