@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,14 @@ from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.tables import event, scheduled_message
 from tests.acceptance.crashing_dispatcher import STEPS_AWAY, STEPS_HERE
 from tests.databases import fresh_database
+from tests.servers import component
 
 MESSAGES = 10_000
 SPREAD = timedelta(seconds=8)
 PATIENCE_SECONDS = 120
 CHANNEL = "orders"
+
+wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.05)
 
 
 class RecordingConsumer:
@@ -121,13 +125,6 @@ def earliest_dispatch_ms(ledger: Ledger) -> int:
         return int(connection.execute(select(func.min(late))).scalar_one())
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
-
-
 def test_a_dispatcher_killed_at_every_step_loses_nothing_and_delivers_each_message_once(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +136,7 @@ def test_a_dispatcher_killed_at_every_step_loses_nothing_and_delivers_each_messa
             STEPS_HERE,
             lambda: count_in(ledger, State.DISPATCHED) == MESSAGES,
         )
-        wait_for(lambda: consumer.received.total() >= MESSAGES)
+        wait_for(lambda: consumer.received.total() >= MESSAGES, what="all messages received")
     with capsys.disabled():
         print(f"\n{ledger.dialect}: {killed} dispatchers killed, {MESSAGES} messages, each delivered once, 0 early")
     assert killed >= len(STEPS_HERE)
@@ -162,7 +159,7 @@ def test_a_dispatcher_killed_between_claim_send_and_mark_loses_nothing_and_repea
             STEPS_AWAY,
             lambda: count_in(ledger, State.DISPATCHED) == MESSAGES,
         )
-        wait_for(lambda: consumer.received.total() >= MESSAGES)
+        wait_for(lambda: consumer.received.total() >= MESSAGES, what="all messages received")
     sends = Counter(line.split()[1] for line in sent_log.read_text().splitlines())
     repeated = sends.total() - len(sends)
     with capsys.disabled():
@@ -182,7 +179,7 @@ def test_two_dispatchers_at_once_never_deliver_the_same_message_twice(ledger: Le
     """B32, A42"""
     EmbeddedBroker(ledger).schedule(make_messages(seed=3))
     with RecordingConsumer(ledger_url) as consumer, dispatcher(ledger_url), dispatcher(ledger_url):
-        wait_for(lambda: consumer.received.total() >= MESSAGES)
+        wait_for(lambda: consumer.received.total() >= MESSAGES, what="all messages received")
     assert consumer.received == Counter({f"m{n}": 1 for n in range(MESSAGES)})
     assert consumer.early == []
     assert set(dispatched_entries(ledger).values()) == {1}
@@ -195,7 +192,7 @@ def test_two_dispatchers_at_once_never_claim_the_same_message(ledger: Ledger, le
         schedule_for_elsewhere(ledger, make_messages(seed=4))
         more = ("--destination", destination, "--sent-log", str(sent_log))
         with dispatcher(ledger_url, *more), dispatcher(ledger_url, *more):
-            wait_for(lambda: count_in(ledger, State.DISPATCHED) == MESSAGES)
+            wait_for(lambda: count_in(ledger, State.DISPATCHED) == MESSAGES, what="all messages dispatched")
     lines = [line.split() for line in sent_log.read_text().splitlines()]
     assert Counter(message_id for _, message_id in lines) == Counter({f"m{n}": 1 for n in range(MESSAGES)})
     assert len({pid for pid, _ in lines}) == 2, "one of the two did all the work"

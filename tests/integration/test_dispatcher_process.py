@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger.database import Ledger
 from tests.databases import execute, require_postgres
+from tests.servers import component
 
 PATIENCE_SECONDS = 30.0
+
+wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.02)
 
 
 class Process:
@@ -44,7 +47,7 @@ class Process:
 
     @property
     def url(self) -> str:
-        wait_for(lambda: "Health and metrics" in self.log, "the health server to start")
+        wait_for(lambda: "Health and metrics" in self.log, what="the health server to start")
         found = re.search(r"(http://\S+)/health", self.log)
         assert found
         return found[1]
@@ -83,13 +86,6 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[Process]:
         process.kill()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
-
-
 def schedule(ledger: Ledger, delay: timedelta) -> None:
     EmbeddedBroker(ledger).schedule([Message(channel="c", payload=b"", deliver_at=datetime.now(UTC) + delay)])
 
@@ -99,7 +95,7 @@ def test_the_process_dispatches_reports_and_stops_gracefully(ledger: Ledger, led
     with running(tmp_path, "--ledger", ledger_url) as process:
         schedule(ledger, timedelta(milliseconds=300))
         schedule(ledger, timedelta(hours=1))
-        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, "the message in its channel")
+        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, what="the message in its channel")
         status, report = process.health()
         assert status == 200
         assert report["well"] is True
@@ -121,17 +117,17 @@ def test_an_outage_of_the_database_is_survived_and_shown(postgres_url: str, tmp_
     name = ledger.url.database
     server = require_postgres()
     with running(tmp_path, "--ledger", postgres_url) as process:
-        wait_for(lambda: process.health()[1]["well"], "a good start")
+        wait_for(lambda: process.health()[1]["well"], what="a good start")
         schedule(ledger, timedelta(milliseconds=500))
         ledger.close()
         execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         execute(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
-        wait_for(lambda: process.health()[0] == 503, "the outage in /health")
+        wait_for(lambda: process.health()[0] == 503, what="the outage in /health")
         assert "check that the database runs" in process.health()[1]["loops"]["dispatch_due"]["error"]
         execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-        wait_for(lambda: process.health()[0] == 200, "the recovery in /health")
+        wait_for(lambda: process.health()[0] == 200, what="the recovery in /health")
         assert 'delay_errors_total{loop="dispatch_due"}' in process.metrics()
-        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, "the message after the outage")
+        wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, what="the message after the outage")
     ledger.close()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -31,6 +30,7 @@ from airflow_delay_provider.operators.message import (
 from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from tests.databases import execute, require_postgres
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,6 @@ def closed_to_all(url: str) -> Iterator[None]:
     execute(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
     yield
     execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-
-
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def test_a_ledger_without_tables_says_how_to_make_them(
