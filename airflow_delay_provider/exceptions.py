@@ -33,17 +33,27 @@ class PayloadError(InvalidMessageError):
     """The payload is too large or cannot be turned into bytes."""
 
 
+class UnknownChannelError(InvalidMessageError):
+    """The broker has no such queue, exchange or topic."""
+
+
 class ConfigurationError(DelayError):
     """A connection or a setting is missing or contradictory."""
+
+
+class MessagesWaitError(ConfigurationError):
+    """It is not taken away while messages wait in it."""
 
 
 class BrokerError(DelayError):
     """The broker refused, did not confirm, or cannot be reached."""
 
-    def __init__(self, problem: str, *, unconfirmed: Iterable[str] = ()) -> None:
+    def __init__(self, problem: str, *, unconfirmed: Iterable[str] = (), may_pass: bool = True) -> None:
         super().__init__(problem)
         #: Ids of the messages that are not known to be stored; publish exactly these again.
         self.unconfirmed = tuple(unconfirmed)
+        #: Whether the same call may succeed in a moment, with nobody changing anything.
+        self.may_pass = may_pass
 
 
 class LedgerError(BrokerError):
@@ -63,6 +73,10 @@ class UnknownMessageError(LifecycleError):
 
     def __init__(self, message_id: str) -> None:
         super().__init__(message_id, "is not known; list what is with `airflow delay list`")
+
+
+class NoRecallError(LifecycleError):
+    """The broker holds the message itself and gives nothing back before it is due."""
 
 
 class ConflictError(LifecycleError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import Message
 
 #: The position before everything.
 FROM_THE_START = ""
@@ -24,6 +25,8 @@ class JournalEntry:
     #: Opaque; reading after it continues behind this entry.
     position: str
     reason: str | None = None
+    #: The message itself, where the journal carries it.
+    message: Message | None = None
 
     @property
     def lateness(self) -> timedelta:

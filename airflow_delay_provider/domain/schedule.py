@@ -41,6 +41,15 @@ class OnConflict(StrEnum):
     REPLACE = "replace"
 
 
+class Hold(StrEnum):
+    """Who keeps the wait of a message."""
+
+    #: The broker itself, by what it has for that.
+    BROKER = "broker"
+    #: The ledger, from which the dispatcher sends: waiting messages can be cancelled and moved on any broker.
+    LEDGER = "ledger"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """What a connection accepts."""

@@ -1,0 +1,67 @@
+"""A delay as a sum of fixed holds: the one piece of arithmetic behind every broker that has no clock for each message.
+
+A place that holds everything for the same time releases in the order of arrival, so only its head has to be looked at.
+Any delay is made of such places, one after the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Holds in milliseconds, ascending; the first is the tick, to which delays are rounded up."""
+
+    holds_ms: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.holds_ms or self.holds_ms[0] < 1 or list(self.holds_ms) != sorted(set(self.holds_ms)):
+            raise ValueError("a ladder needs different holds of at least 1 ms, in ascending order")
+
+    @classmethod
+    def of_digits(cls, *, tick_ms: int, radix: int, cover_ms: int, longest_hold_ms: int) -> Ladder:
+        """Return the holds ``digit * radix**level * tick`` for as many levels as ``cover_ms`` needs.
+
+        The greedy path of a delay then has one hold for each of its digits that is not zero. Holds above
+        ``longest_hold_ms`` are left out.
+        """
+        if tick_ms < 1 or radix < 2:
+            raise ValueError("a ladder of digits needs a tick of at least 1 ms and a radix of at least 2")
+        return cls(tuple(_digit_holds(tick_ms, radix, cover_ms, longest_hold_ms)))
+
+    @property
+    def tick_ms(self) -> int:
+        """The shortest hold."""
+        return self.holds_ms[0]
+
+    def next_hold(self, remaining_ms: int) -> int | None:
+        """Return the longest hold that is not longer than what remains; None below one tick."""
+        position = bisect_right(self.holds_ms, remaining_ms)
+        return self.holds_ms[position - 1] if position else None
+
+    def path(self, delay_ms: int) -> tuple[int, ...]:
+        """Return the holds, longest first, whose sum is ``delay_ms`` rounded up to the tick; nothing for no delay.
+
+        Never early: rounding is up. Where every hold is a multiple of the tick, nothing remains below it.
+        """
+        remaining, holds = self.round_up(delay_ms), list[int]()
+        while hold := self.next_hold(remaining):
+            holds.append(hold)
+            remaining -= hold
+        return tuple(holds)
+
+    def round_up(self, delay_ms: int) -> int:
+        """Return the delay as a whole number of ticks, never less than asked for."""
+        return max(0, -(-delay_ms // self.tick_ms) * self.tick_ms)
+
+
+def _digit_holds(tick_ms: int, radix: int, cover_ms: int, longest_hold_ms: int) -> Iterable[int]:
+    unit = tick_ms
+    while unit <= longest_hold_ms:
+        yield from (hold for digit in range(1, radix) if (hold := digit * unit) <= longest_hold_ms)
+        unit *= radix
+        if unit > cover_ms:
+            return
