@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             poll_interval=timedelta(seconds=options.poll_interval),
             rate_limit=options.rate_limit,
             retention=timedelta(days=options.retention_days),
+            project=tuple(options.project),
             health_host=options.health_host,
             health_port=None if options.health_port < 0 else options.health_port,
         )
@@ -55,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=defaults.retention / timedelta(days=1),
         help="messages that ended are kept this long",
+    )
+    parser.add_argument(
+        "--project",
+        metavar="CONN",
+        action="append",
+        default=[],
+        help="follow the journal of this connection, so that what its broker holds can be listed; may be repeated",
     )
     parser.add_argument("--health-host", default=defaults.health_host, help="where /health and /metrics answer")
     parser.add_argument(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.exceptions import ConfigurationError
-
-
-def _own_name() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+from airflow_delay_provider.ledger.delivery import CLAIM, own_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +15,7 @@ class DispatcherConfig:
     """The settings of one dispatcher."""
 
     #: Who claims; unique among all dispatchers.
-    owner: str = field(default_factory=_own_name)
+    owner: str = field(default_factory=own_name)
     #: Most messages in one transaction or one publish.
     batch: int = 1000
     #: How soon a message is noticed that was scheduled just now and is due before all known ones.
@@ -28,11 +23,15 @@ class DispatcherConfig:
     #: Most messages a second, None is no limit.
     rate_limit: float | None = None
     #: A message that another broker has not confirmed in this time may be sent by another dispatcher.
-    claim: timedelta = timedelta(seconds=60)
+    claim: timedelta = CLAIM
     rescue_interval: timedelta = timedelta(seconds=10)
     #: Messages that ended are kept this long; an id can be used again after that.
     retention: timedelta = timedelta(days=30)
     prune_interval: timedelta = timedelta(minutes=10)
+    #: Connections of brokers whose journals are followed, so that what they hold can be listed.
+    project: tuple[str, ...] = ()
+    #: How soon the news of a journal is in the ledger.
+    project_interval: timedelta = timedelta(seconds=1)
     #: Between attempts while the ledger or a broker is out of reach.
     backoff: Backoff = field(default_factory=lambda: Backoff(cap=timedelta(seconds=30)))
     health_host: str = "127.0.0.1"

@@ -6,8 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
-
 from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
@@ -43,12 +41,8 @@ class DispatchAway:
         try:
             self._broker.send([claim.message for claim in claims])
         except BrokerError as error:
-            # An error that does not say which messages it leaves open leaves all of them open.
-            open_ids = set(error.unconfirmed) or {claim.message.id for claim in claims}
-            self._settle(
-                sent=[claim for claim in claims if claim.message.id not in open_ids],
-                unsent=[claim for claim in claims if claim.message.id in open_ids],
-            )
+            sent, unsent = delivery.divide(claims, unconfirmed=error.unconfirmed)
+            self._settle(sent=sent, unsent=unsent)
             raise
         except DelayError:
             self._send_singly(claims)
@@ -92,13 +86,10 @@ class DispatchAway:
 
     def _settle(self, *, sent: Sequence[Claim] = (), unsent: Sequence[Claim] = ()) -> None:
         context = self._context
-        now_ms = context.now_ms()
-
-        def settle(connection: Connection) -> None:
-            delivery.mark_dispatched(connection, sent, now_ms=now_ms)
-            delivery.give_back(connection, unsent, owner=context.config.owner)
-
-        context.ledger.transact(settle)
+        now_ms, owner = context.now_ms(), context.config.owner
+        context.ledger.transact(
+            lambda connection: delivery.settle(connection, sent=sent, unsent=unsent, owner=owner, now_ms=now_ms)
+        )
         context.note_dispatched(
             Counter(claim.message.channel for claim in sent),
             [now_ms - ceil_ms(claim.message.deliver_at) for claim in sent],

@@ -16,6 +16,7 @@ from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
 from airflow_delay_provider.dispatcher.health import HealthServer
 from airflow_delay_provider.dispatcher.loop import Loop, LoopThread
 from airflow_delay_provider.dispatcher.observing import Observer, PrometheusObserver
+from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.dispatcher.prune import Prune
 from airflow_delay_provider.dispatcher.rate import TokenBucket
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
@@ -56,9 +57,13 @@ class Dispatcher:
             bucket=None if limit is None else TokenBucket(limit),
         )
         self._open_broker = open_broker
+        self._opening = threading.Lock()
         self._stop = threading.Event()
         self._threads: dict[str, LoopThread] = {}
         self._brokers: list[Broker] = []
+        self._projecting = [
+            ProjectJournal(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.project)
+        ]
         self._health_server: HealthServer | None = None
 
     @property
@@ -77,12 +82,14 @@ class Dispatcher:
             )
             self._health_server.start()
             log.info("Health and metrics at %s/health and /metrics", self.health_url)
-        for loop in (
+        loops: list[Loop] = [
             DispatchDue(self._context),
             RescueStale(self._context),
             Prune(self._context),
             ServeDestinations(self),
-        ):
+            *self._projecting,
+        ]
+        for loop in loops:
             self._begin(loop)
 
     def stop(self) -> bool:
@@ -93,6 +100,10 @@ class Dispatcher:
             self._health_server.stop()
         for broker in self._brokers:
             broker.close()
+        for projecting in self._projecting:
+            # A client belongs to the thread that uses it.
+            if projecting.name not in unfinished:
+                projecting.close()
         self._context.ledger.close()
         log.info("Dispatcher %s stopped; unfinished: %s", self.config.owner, ", ".join(unfinished) or "nothing")
         return not unfinished
@@ -112,7 +123,7 @@ class Dispatcher:
             destinations = counts.waiting_destinations(connection)
         for destination in destinations:
             if f"dispatch_away:{destination}" not in self._threads:
-                broker = self._open_broker(destination)
+                broker = self._open(destination)
                 self._brokers.append(broker)
                 self._begin(DispatchAway(self._context, destination, broker))
 
@@ -137,6 +148,11 @@ class Dispatcher:
         except DelayError:
             log.debug("The ledger cannot be asked for metrics now", exc_info=True)
         return self._prometheus.render()
+
+    def _open(self, conn_id: str) -> Broker:
+        # Looking up a connection switches where this process looks, so loops do it one after the other.
+        with self._opening:
+            return self._open_broker(conn_id)
 
     def _begin(self, loop: Loop) -> None:
         thread = LoopThread(loop, stop=self._stop, backoff=self.config.backoff, observers=self._context.observers)

@@ -7,16 +7,14 @@ from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, case, delete, select, update
+from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.sql import Select
 
-from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import LifecycleError
-from airflow_delay_provider.ledger import counts, delivery, journal
+from airflow_delay_provider.ledger import consumed, delivery
 from airflow_delay_provider.ledger.dialect import is_one_of, take
-from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
+from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, message_of
 from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
 
 _MESSAGE = scheduled_message.c
@@ -62,31 +60,18 @@ def release(connection: Connection, deliveries: Iterable[Delivery], *, visible_a
 
 
 def requeue(connection: Connection, item: Delivery, *, deliver_at_ms: int, now_ms: int, reason: str | None) -> None:
-    """Let a message wait again for its own channel; one that is due already goes straight back into it.
-
-    A dead letter starts with a count of none: kept, it would be above the threshold that ended it.
-    """
-    _take_back(connection, item)
-    again = item.message.requeued(from_ms(deliver_at_ms))
-    handled = case((_MESSAGE.state == State.DEAD.value, 0), else_=again.handled_count)
-    row = _change(
-        connection,
-        item,
-        Change.REQUEUED,
-        {"deliver_at_ms": deliver_at_ms, "handled_count": handled, "dispatched_at_ms": None},
-        now_ms=now_ms,
-        reason=reason,
-    )
-    if deliver_at_ms <= now_ms and not delivery.behind_earlier(connection, [row.seq], now_ms=now_ms):
-        delivery.deliver_now(connection, [row.seq], now_ms=now_ms)
+    """Let a message wait again for its own channel; one that is due already goes straight back into it."""
+    seq = _take_back(connection, item)
+    consumed.put_back(connection, seq, item.message, deliver_at_ms=deliver_at_ms, now_ms=now_ms, reason=reason)
+    if deliver_at_ms <= now_ms and not delivery.behind_earlier(connection, [seq], now_ms=now_ms):
+        delivery.deliver_now(connection, [seq], now_ms=now_ms)
 
 
 def dead_letter(connection: Connection, item: Delivery, *, channel: str, now_ms: int, reason: str) -> None:
     """Move a message to the dead-letter channel; it stays known under its own channel."""
-    _take_back(connection, item)
-    handled = {"handled_count": item.message.handled_count}
-    row = _change(connection, item, Change.DEAD_LETTERED, handled, now_ms=now_ms, reason=reason)
-    delivery.put_into_channel(connection, [row.seq], channel=channel)
+    seq = _take_back(connection, item)
+    consumed.give_up(connection, seq, item.message, now_ms=now_ms, reason=reason)
+    delivery.put_into_channel(connection, [seq], channel=channel)
 
 
 def visibility_ended(item: Delivery) -> LifecycleError:
@@ -131,36 +116,10 @@ def _settle(connection: Connection, deliveries: Iterable[Delivery], statement_fo
     return ended
 
 
-def _take_back(connection: Connection, item: Delivery) -> None:
+def _take_back(connection: Connection, item: Delivery) -> int:
     if ack(connection, [item]):
         raise visibility_ended(item)
-
-
-def _change(
-    connection: Connection,
-    item: Delivery,
-    change: Change,
-    values: dict[str, Any],
-    *,
-    now_ms: int,
-    reason: str | None,
-) -> AnyRow:
-    seq, _ = _split(item.handle)
-    row = connection.execute(
-        select(_MESSAGE.seq, _MESSAGE.channel, _MESSAGE.destination, _MESSAGE.state).where(_MESSAGE.seq == seq)
-    ).one()
-    before = State(row.state)
-    if before not in allowed_from(change):
-        raise LifecycleError(item.message.id, f"is {before.name} and cannot be {change.value}")
-    after = outcome_of(change)
-    connection.execute(
-        update(scheduled_message)
-        .where(_MESSAGE.seq == seq)
-        .values(values | {"state": after.value, "updated_at_ms": now_ms, "generation": _MESSAGE.generation + 1})
-    )
-    journal.append(connection, change, [seq], at_ms=now_ms, reason=reason)
-    counts.apply(connection, counts.moves([row], before=before, after=after))
-    return row
+    return _split(item.handle)[0]
 
 
 def _split(handle: str) -> tuple[int, str]:

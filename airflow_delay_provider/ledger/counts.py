@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, exists, func, select
 
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger.dialect import upsert_into
 from airflow_delay_provider.ledger.records import AnyRow, StoredRow
-from airflow_delay_provider.ledger.tables import message_count
+from airflow_delay_provider.ledger.tables import message_count, scheduled_message
 
 #: (destination, channel, state) -> change of its count.
 Deltas = Counter[tuple[str, str, int]]
@@ -44,22 +44,26 @@ def apply(connection: Connection, deltas: Deltas) -> None:
     connection.execute(statement, changed)
 
 
-def by_state(connection: Connection, *, channel: str | None = None) -> dict[State, int]:
-    """Return the number of messages in each state, of one channel or of all."""
+def by_state(connection: Connection, *, channel: str | None = None, destination: str | None = None) -> dict[State, int]:
+    """Return the number of messages in each state, of one channel or of all, for one connection or for all."""
     query = select(message_count.c.state, func.sum(message_count.c.n)).group_by(message_count.c.state)
     if channel is not None:
         query = query.where(message_count.c.channel == channel)
+    if destination is not None:
+        query = query.where(message_count.c.destination == destination)
     found = {State(state): int(n) for state, n in connection.execute(query)}
     return {state: found.get(state, 0) for state in State}
 
 
-def by_channel(connection: Connection) -> dict[str, dict[State, int]]:
-    """Return the number of messages in each state of each channel."""
+def by_channel(connection: Connection, *, destination: str | None = None) -> dict[str, dict[State, int]]:
+    """Return the number of messages in each state of each channel, for one connection or for all."""
     query = (
         select(message_count.c.channel, message_count.c.state, func.sum(message_count.c.n))
         .group_by(message_count.c.channel, message_count.c.state)
         .order_by(message_count.c.channel)
     )
+    if destination is not None:
+        query = query.where(message_count.c.destination == destination)
     found: dict[str, dict[State, int]] = {}
     for channel, state, n in connection.execute(query):
         found.setdefault(channel, dict.fromkeys(State, 0))[State(state)] = int(n)
@@ -67,13 +71,24 @@ def by_channel(connection: Connection) -> dict[str, dict[State, int]]:
 
 
 def waiting_destinations(connection: Connection) -> list[str]:
-    """Return the connections of other brokers that messages here wait for."""
+    """Return the connections of other brokers that messages here wait for to be sent.
+
+    The counts name the candidates; one look at an index for each leaves out those that wait in the broker itself.
+    """
+    message = scheduled_message.c
+    to_send = exists().where(
+        message.state == State.SCHEDULED.value,
+        message.destination == message_count.c.destination,
+        message.claimed_until_ms.is_(None),
+        message.held_by_broker == 0,
+    )
     query = (
         select(message_count.c.destination)
         .where(
             message_count.c.destination != "",
             message_count.c.state == State.SCHEDULED.value,
             message_count.c.n > 0,
+            to_send,
         )
         .distinct()
         .order_by(message_count.c.destination)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby
 
 from sqlalchemy import Connection, exists, func, literal, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
@@ -18,16 +22,27 @@ from airflow_delay_provider.ledger.tables import channel_message, scheduled_mess
 _MESSAGE = scheduled_message.c
 _WAITS = _MESSAGE.state == State.SCHEDULED.value
 _HERE = _MESSAGE.destination.is_(None)
+#: Always so for messages to channels here.
+_HELD_BY_LEDGER = _MESSAGE.held_by_broker == 0
 #: Takers of due messages go one after the other, so that a later one never overtakes an earlier one of the same key.
 _TAKE_DUE_LOCK = 5_390_117_423
+#: How long a sender may take for one batch before another one sends it too.
+CLAIM = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A message that one dispatcher may send to another broker until the claim ends."""
+    """A message that one process may send to another broker until the claim ends."""
 
     seq: int
     message: Message
+    #: What the sender reports counts only while the message is still this one.
+    generation: int
+
+
+def own_name() -> str:
+    """Return a name for who claims, unique among all processes."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
 
 
 def next_due_ms(connection: Connection, *, destination: str | None = None) -> int | None:
@@ -62,7 +77,9 @@ def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> 
     return moved
 
 
-def behind_earlier(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> set[int]:
+def behind_earlier(
+    connection: Connection, seqs: Sequence[int], *, destination: str | None = None, now_ms: int
+) -> set[int]:
     """Return those of these due messages that would overtake one of their channel and key which is due but still waits.
 
     They must wait for the dispatcher, which moves both in order.
@@ -72,7 +89,8 @@ def behind_earlier(connection: Connection, seqs: Sequence[int], *, now_ms: int) 
     earlier = scheduled_message.alias("earlier")
     waits = exists().where(
         earlier.c.state == State.SCHEDULED.value,
-        earlier.c.destination.is_(None),
+        earlier.c.destination.is_(None) if destination is None else earlier.c.destination == destination,
+        earlier.c.held_by_broker == 0,
         earlier.c.channel == _MESSAGE.channel,
         earlier.c.key == _MESSAGE.key,
         earlier.c.deliver_at_ms <= now_ms,
@@ -106,31 +124,41 @@ def claim_due(
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit)
     )
-    seqs = take(connection, due)
+    return claim_now(connection, take(connection, due), owner=owner, until_ms=until_ms)
+
+
+def claim_now(connection: Connection, seqs: Sequence[int], *, owner: str, until_ms: int) -> list[Claim]:
+    """Claim waiting messages that this transaction holds, due or not, and return them oldest first."""
     if not seqs:
         return []
     rows = connection.execute(
         update(scheduled_message)
         .where(is_one_of(connection, _MESSAGE.seq, seqs))
         .values(claimed_by=owner, claimed_until_ms=until_ms)
-        .returning(_MESSAGE.seq, *MESSAGE_COLUMNS)
+        .returning(_MESSAGE.seq, _MESSAGE.generation, *MESSAGE_COLUMNS)
     ).all()
-    claims = [Claim(seq=row.seq, message=message_of(row)) for row in rows]
+    claims = [Claim(seq=row.seq, message=message_of(row), generation=row.generation) for row in rows]
     return sorted(claims, key=lambda claim: (claim.message.deliver_at, claim.seq))
 
 
 def mark_dispatched(connection: Connection, claims: Sequence[Claim], *, now_ms: int) -> int:
-    """Record that the other broker confirmed these messages and return how many were not marked before."""
-    if not claims:
-        return 0
-    moved = _mark(connection, _seqs(claims), Change.DISPATCHED, now_ms=now_ms)
+    """Record that the other broker confirmed these messages and return how many were not marked before.
+
+    A consumer may have been faster and have put one back already: that one waits again and is left alone.
+    """
+    moved = _mark_claimed(connection, claims, Change.DISPATCHED, now_ms=now_ms)
     _count(connection, moved, State.DISPATCHED)
     return len(moved)
 
 
+def mark_sent(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> None:
+    """Record that waiting messages have reached another broker, whoever sent them."""
+    _count(connection, _mark(connection, seqs, Change.DISPATCHED, now_ms=now_ms), State.DISPATCHED)
+
+
 def mark_dead(connection: Connection, claims: Sequence[Claim], *, now_ms: int, reason: str) -> None:
     """Record that the other broker refuses these messages for good."""
-    moved = _mark(connection, _seqs(claims), Change.DEAD_LETTERED, now_ms=now_ms, reason=reason)
+    moved = _mark_claimed(connection, claims, Change.DEAD_LETTERED, now_ms=now_ms, reason=reason)
     _count(connection, moved, State.DEAD)
 
 
@@ -142,6 +170,19 @@ def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) ->
             .where(is_one_of(connection, _MESSAGE.seq, _seqs(claims)), _MESSAGE.claimed_by == owner)
             .values(claimed_by=None, claimed_until_ms=None)
         )
+
+
+def divide(claims: Sequence[Claim], *, unconfirmed: Collection[str]) -> tuple[list[Claim], list[Claim]]:
+    """Part what a broker confirmed from what it did not; an error that names no messages leaves all of them open."""
+    open_ids = set(unconfirmed) or {claim.message.id for claim in claims}
+    sent = [claim for claim in claims if claim.message.id not in open_ids]
+    return sent, [claim for claim in claims if claim.message.id in open_ids]
+
+
+def settle(connection: Connection, *, sent: Sequence[Claim], unsent: Sequence[Claim], owner: str, now_ms: int) -> None:
+    """End claims: mark what was sent, and let the rest wait again."""
+    mark_dispatched(connection, sent, now_ms=now_ms)
+    give_back(connection, unsent, owner=owner)
 
 
 def rescue_stale(connection: Connection, *, now_ms: int, limit: int) -> int:
@@ -177,18 +218,29 @@ def put_into_channel(connection: Connection, seqs: Sequence[int], *, channel: st
     connection.execute(statement.on_conflict_do_update(index_elements=["message_seq"], set_=newer))
 
 
+def _mark_claimed(
+    connection: Connection, claims: Sequence[Claim], change: Change, *, now_ms: int, reason: str | None = None
+) -> list[AnyRow]:
+    moved: list[AnyRow] = []
+    # Nearly always one statement: only messages that were moved or put back have a generation of their own.
+    for generation, same in groupby(sorted(claims, key=_generation), key=_generation):
+        unchanged = _MESSAGE.generation == generation
+        moved += _mark(connection, _seqs(same), change, unchanged, now_ms=now_ms, reason=reason)
+    return moved
+
+
 def _mark(
     connection: Connection,
     seqs: Sequence[int],
     change: Change,
-    *,
+    *conditions: ColumnElement[bool],
     now_ms: int,
     reason: str | None = None,
 ) -> list[AnyRow]:
     state = outcome_of(change)
     moved = connection.execute(
         update(scheduled_message)
-        .where(is_one_of(connection, _MESSAGE.seq, seqs), _WAITS)
+        .where(is_one_of(connection, _MESSAGE.seq, seqs), _WAITS, *conditions)
         .values(
             state=state.value,
             dispatched_at_ms=now_ms if state is State.DISPATCHED else None,
@@ -207,8 +259,12 @@ def _count(connection: Connection, moved: Sequence[AnyRow], state: State) -> Non
 
 
 def _is_unclaimed_for(destination: str) -> ColumnElement[bool]:
-    return _WAITS & (_MESSAGE.destination == destination) & _MESSAGE.claimed_until_ms.is_(None)
+    return _WAITS & (_MESSAGE.destination == destination) & _MESSAGE.claimed_until_ms.is_(None) & _HELD_BY_LEDGER
 
 
-def _seqs(claims: Sequence[Claim]) -> list[int]:
+def _seqs(claims: Iterable[Claim]) -> list[int]:
     return [claim.seq for claim in claims]
+
+
+def _generation(claim: Claim) -> int:
+    return claim.generation

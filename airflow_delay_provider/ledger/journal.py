@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, func, insert, literal, select, tuple_
 
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change
 from airflow_delay_provider.ledger.dialect import (
     is_one_of,
@@ -33,7 +33,7 @@ def append(
         literal(change.value),
         literal(at_ms),
         source.deliver_at_ms,
-        literal(None if reason is None else _storable(reason)),
+        literal(None if reason is None else storable(reason)),
     ).where(is_one_of(connection, source.seq, seqs))
     columns = ["xid", "message_seq", "message_id", "channel", "change", "at_ms", "deliver_at_ms", "reason"]
     connection.execute(insert(event).from_select(columns, entries))
@@ -48,7 +48,7 @@ def end(connection: Connection) -> str:
 
 def read(connection: Connection, *, after: str, limit: int) -> list[JournalEntry]:
     """Return the entries behind ``after`` whose transactions, and all before them, have ended."""
-    xid, seq = (int(part) for part in after.split(":"))
+    xid, seq = (0, 0) if after == FROM_THE_START else (int(part) for part in after.split(":"))
     query = (
         select(event)
         .where(
@@ -83,9 +83,9 @@ def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping
     return {row.message_id: _entry_of(row) for row in connection.execute(query)}
 
 
-def _storable(reason: str) -> str:
-    """Any text: a reason is often that of an exception, and must not keep a message from being given up."""
-    return reason.encode(errors="replace").decode().replace("\0", "?")
+def storable(text: str) -> str:
+    """Make any text storable: a reason is often an exception's, and must not keep a message from being given up."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _entry_of(row: AnyRow) -> JournalEntry:

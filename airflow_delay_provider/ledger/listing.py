@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, func, literal, select, tuple_, union_all
-from sqlalchemy.sql import Select
+from sqlalchemy.sql import ColumnElement, Select
 
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.journal import JournalEntry
@@ -33,9 +33,12 @@ class Page:
     prev: str | None
 
 
-def get(connection: Connection, message_id: str) -> MessageRecord:
-    """Return one message with its payload."""
-    return record_of(_find(connection, select(scheduled_message), message_id))
+def get(connection: Connection, message_id: str, *, destination: str | None = None) -> MessageRecord:
+    """Return one message with its payload; with ``destination``, only one that goes to that connection."""
+    record = record_of(_find(connection, select(scheduled_message), message_id))
+    if destination not in (None, record.destination):
+        raise UnknownMessageError(message_id)
+    return record
 
 
 def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
@@ -43,19 +46,21 @@ def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
     return journal.history(connection, _find(connection, select(_MESSAGE.seq), message_id).seq)
 
 
-def next_scheduled_at(connection: Connection, *, channel: str | None = None) -> datetime | None:
-    """Return the earliest due time of all waiting messages, of one channel or of all."""
-    query = select(func.min(_MESSAGE.deliver_at_ms)).where(_MESSAGE.state == State.SCHEDULED.value)
-    if channel is not None:
-        query = query.where(_MESSAGE.channel == channel)
-    due = connection.execute(query).scalar()
-    return None if due is None else from_ms(due)
+def next_scheduled_at(
+    connection: Connection, *, channel: str | None = None, destination: str | None = None
+) -> datetime | None:
+    """Return the earliest due time of all waiting messages, of one channel or of all, for one connection or for all."""
+    earliest = select(func.min(_MESSAGE.deliver_at_ms)).where(_MESSAGE.state == State.SCHEDULED.value)
+    found = [connection.execute(earliest.where(*limits)).scalar() for limits in _limits(channel, destination)]
+    due = [each for each in found if each is not None]
+    return from_ms(min(due)) if due else None
 
 
 def page(
     connection: Connection,
     *,
     channel: str | None = None,
+    destination: str | None = None,
     states: Sequence[State] = (),
     token: str | None = None,
     size: int = 100,
@@ -65,7 +70,11 @@ def page(
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
     cursor = _Cursor.parse(token)
     backwards = cursor is not None and cursor.backwards
-    stretches = [_stretch(state, channel=channel, cursor=cursor, size=size + 1) for state in states or tuple(State)]
+    stretches = [
+        _stretch(state, limits, cursor=cursor, size=size + 1)
+        for state in states or tuple(State)
+        for limits in _limits(channel, destination)
+    ]
     merged = union_all(*(select(stretch.subquery()) for stretch in stretches)).subquery()
     order = (merged.c.deliver_at_ms, merged.c.seq)
     rows = connection.execute(
@@ -82,15 +91,21 @@ def page(
     )
 
 
-def _stretch(state: State, *, channel: str | None, cursor: _Cursor | None, size: int) -> Select[Any]:
+def _limits(channel: str | None, destination: str | None) -> list[list[ColumnElement[bool]]]:
+    """Return conditions of which a message fulfils one; each is one stretch of an index."""
+    of_channel = [] if channel is None else [_MESSAGE.channel == channel]
+    if destination is None:
+        return [of_channel]
+    return [[*of_channel, _MESSAGE.destination == destination, _MESSAGE.held_by_broker == held] for held in (0, 1)]
+
+
+def _stretch(state: State, limits: Sequence[ColumnElement[bool]], *, cursor: _Cursor | None, size: int) -> Select[Any]:
     columns = [
         literal(b"").label("payload") if column.name == "payload" else column
         for column in scheduled_message.columns
         if column.name not in ("claimed_by", "claimed_until_ms")
     ]
-    query = select(*columns).where(_MESSAGE.state == state.value)
-    if channel is not None:
-        query = query.where(_MESSAGE.channel == channel)
+    query = select(*columns).where(_MESSAGE.state == state.value, *limits)
     order = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
     if cursor is None:
         return query.order_by(*order).limit(size)

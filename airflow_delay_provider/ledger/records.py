@@ -55,6 +55,8 @@ class MessageRecord:
     #: The connection of the broker it goes to; None is an embedded channel.
     destination: str | None
     generation: int
+    #: The broker of ``destination`` keeps the wait; this is what its journal tells.
+    held_by_broker: bool = False
 
     @property
     def lateness(self) -> timedelta | None:
@@ -133,6 +135,7 @@ def record_of(row: AnyRow) -> MessageRecord:
         dispatched_at=None if row.dispatched_at_ms is None else from_ms(row.dispatched_at_ms),
         destination=row.destination,
         generation=row.generation,
+        held_by_broker=bool(row.held_by_broker),
     )
 
 

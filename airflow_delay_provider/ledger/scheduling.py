@@ -32,12 +32,13 @@ def insert(
     destination: str | None = None,
     on_conflict: OnConflict,
     now_ms: int,
+    reason: str | None = None,
 ) -> dict[str, StoredRow]:
     """Store messages that are to wait and return the rows that are new or replaced, by id.
 
     An id that is not returned was kept: a message of the same channel has it. The policy is part of the insert itself,
     so of two writers with the same id one inserts and the other meets the conflict. Raises, with nothing stored, when
-    an id belongs to another channel, when the policy says so, or when the message to replace waits no longer.
+    an id belongs to another channel or broker, when the policy says so, or when the message to replace waits no longer.
     """
     if not messages:
         return {}
@@ -45,11 +46,11 @@ def insert(
     stored = insert_rows(connection, _insert_statement(connection.dialect.name, on_conflict), rows)
     fresh = {row.id: row for row in stored}
     if len(fresh) < len(messages):
-        _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], on_conflict)
+        _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], destination, on_conflict)
     created = [row for row in stored if row.generation == 0]
     changed = [row for row in stored if row.generation > 0]
     deltas = counts.moves(created, before=None, after=State.SCHEDULED)
-    journal.append(connection, Change.SCHEDULED, _seqs(created), at_ms=now_ms)
+    journal.append(connection, Change.SCHEDULED, _seqs(created), at_ms=now_ms, reason=reason)
     if on_conflict is OnConflict.REPLACE:
         journal.append(connection, Change.RESCHEDULED, _seqs(changed), at_ms=now_ms)
     else:
@@ -87,6 +88,7 @@ def change_waiting(
             is_one_of(connection, _MESSAGE.id, wanted),
             _MESSAGE.state.in_(sorted(allowed_from(change))),
             _MESSAGE.claimed_until_ms.is_(None),
+            _MESSAGE.held_by_broker == 0,
         )
         .values(values)
         .returning(_MESSAGE.seq, _MESSAGE.id, _MESSAGE.channel, _MESSAGE.destination)
@@ -107,7 +109,7 @@ def _insert_statement(dialect: str, on_conflict: OnConflict) -> Upsert:
             statement = statement.on_conflict_do_nothing(index_elements=["id"])
         case OnConflict.REPLACE:
             waits = (_MESSAGE.state == State.SCHEDULED.value) & _MESSAGE.claimed_until_ms.is_(None)
-            statement = _overwrite(statement, waits)
+            statement = _overwrite(statement, waits & (_MESSAGE.held_by_broker == 0))
         case OnConflict.KEEP:
             # The same id comes back with a higher count only when a consumer put the message back.
             returns = (_MESSAGE.handled_count < statement.excluded.handled_count) & (
@@ -122,12 +124,16 @@ def _overwrite(statement: Upsert, condition: Any) -> Upsert:
     return statement.on_conflict_do_update(
         index_elements=["id"],
         set_={name: new[name] for name in _CONTENT}
-        | {"generation": _MESSAGE.generation + 1, "dispatched_at_ms": null()},
-        where=condition & (_MESSAGE.channel == new.channel),
+        | {"generation": _MESSAGE.generation + 1, "dispatched_at_ms": null(), "held_by_broker": 0},
+        where=condition
+        & (_MESSAGE.channel == new.channel)
+        & _MESSAGE.destination.is_not_distinct_from(new.destination),
     )
 
 
-def _refuse_conflicts(connection: Connection, messages: Sequence[Message], on_conflict: OnConflict) -> None:
+def _refuse_conflicts(
+    connection: Connection, messages: Sequence[Message], destination: str | None, on_conflict: OnConflict
+) -> None:
     taken = _find(connection, [message.id for message in messages])
     for message in messages:
         row = taken[message.id]
@@ -135,6 +141,11 @@ def _refuse_conflicts(connection: Connection, messages: Sequence[Message], on_co
             raise ConflictError(
                 message.id,
                 f"exists already in channel {row.channel!r}, not {message.channel!r}; use another message_id",
+            )
+        if row.destination != destination:
+            raise ConflictError(
+                message.id,
+                f"exists already for {_place(row.destination)}, not {_place(destination)}; use another message_id",
             )
         if on_conflict is OnConflict.FAIL:
             raise ConflictError(
@@ -154,6 +165,12 @@ def _refuse_change(connection: Connection, message_ids: set[str], change: Change
         row = found.get(message_id)
         if row is None:
             raise UnknownMessageError(message_id)
+        if row.held_by_broker and row.state in allowed_from(change):
+            raise LifecycleError(
+                message_id,
+                f"is {_situation(row)}, not by the ledger, which cannot have it {change.value}; schedule with"
+                ' hold="ledger" what must stay under control',
+            )
         if not (change is Change.CANCELLED and row.state == State.CANCELLED):
             raise LifecycleError(
                 message_id,
@@ -162,13 +179,26 @@ def _refuse_change(connection: Connection, message_ids: set[str], change: Change
 
 
 def _find(connection: Connection, message_ids: Sequence[str]) -> dict[str, AnyRow]:
-    query = select(_MESSAGE.id, _MESSAGE.channel, _MESSAGE.state, _MESSAGE.claimed_until_ms)
+    query = select(
+        _MESSAGE.id,
+        _MESSAGE.channel,
+        _MESSAGE.destination,
+        _MESSAGE.state,
+        _MESSAGE.claimed_until_ms,
+        _MESSAGE.held_by_broker,
+    )
     rows = connection.execute(query.where(is_one_of(connection, _MESSAGE.id, message_ids)))
     return {row.id: row for row in rows}
 
 
 def _situation(row: AnyRow) -> str:
+    if row.held_by_broker and row.state == State.SCHEDULED:
+        return f"held by the broker of connection {row.destination!r}"
     return "being dispatched" if row.claimed_until_ms is not None else State(row.state).name
+
+
+def _place(destination: str | None) -> str:
+    return "a channel of this ledger" if destination is None else f"connection {destination!r}"
 
 
 def _seqs(rows: Sequence[AnyRow | StoredRow]) -> list[int]:

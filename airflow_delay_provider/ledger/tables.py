@@ -52,12 +52,15 @@ scheduled_message = Table(
     # The dispatcher that is sending it to another broker right now.
     Column("claimed_by", String(255)),
     Column("claimed_until_ms", BigInteger),
+    # 1: the broker of ``destination`` holds it, and this row follows that broker's journal; nobody sends it from here.
+    Column("held_by_broker", SmallInteger, nullable=False, server_default=text("0")),
     sqlite_autoincrement=True,
 )
 
 _WAITING = f"state = {State.SCHEDULED.value}"
 _DUE_HERE = text(f"{_WAITING} AND destination IS NULL")
-_DUE_AWAY = text(f"{_WAITING} AND destination IS NOT NULL AND claimed_until_ms IS NULL")
+_DUE_AWAY = text(f"{_WAITING} AND destination IS NOT NULL AND claimed_until_ms IS NULL AND held_by_broker = 0")
+_AWAY = text("destination IS NOT NULL")
 _CLAIMED = text("claimed_until_ms IS NOT NULL")
 
 Index("uq_delay_scheduled_message_id", scheduled_message.c.id, unique=True)
@@ -88,6 +91,17 @@ Index(
     scheduled_message.c.seq,
     sqlite_where=_DUE_AWAY,
     postgresql_where=_DUE_AWAY,
+)
+# For looking at the messages of one connection; messages for the channels here do not pay for it.
+Index(
+    "ix_delay_scheduled_message_destination",
+    scheduled_message.c.destination,
+    scheduled_message.c.held_by_broker,
+    scheduled_message.c.state,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+    sqlite_where=_AWAY,
+    postgresql_where=_AWAY,
 )
 Index(
     "ix_delay_scheduled_message_claimed",
@@ -137,4 +151,12 @@ message_count = Table(
     Column("channel", String(255), primary_key=True),
     Column("state", SmallInteger, primary_key=True),
     Column("n", BigInteger, nullable=False),
+)
+
+#: Up to where the journal of another broker has been followed.
+journal_position = Table(
+    "delay_journal_position",
+    metadata,
+    Column("destination", String(255), primary_key=True),
+    Column("position", Text, nullable=False),
 )

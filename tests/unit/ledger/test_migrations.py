@@ -11,8 +11,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.ledger import migrations
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
+from airflow_delay_provider.domain.lifecycle import Change, State
+from airflow_delay_provider.ledger import journal, migrations, projection
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.migrations import HEAD, VERSION_TABLE
 from airflow_delay_provider.ledger.tables import metadata
@@ -68,6 +69,34 @@ def test_the_tables_can_be_removed_and_made_again(empty_ledger: Ledger):
     assert empty_ledger.migrate() == migrations.HEAD
     assert our_tables(empty_ledger) == made
     assert rows.count(empty_ledger) == {}
+
+
+def test_going_back_to_a_version_that_would_send_them_again_forgets_what_brokers_hold(empty_ledger: Ledger):
+    """B33, B42, B44"""
+    empty_ledger.migrate()
+    ours, theirs, ended = messages(1, 2, 3)
+    rows.insert(empty_ledger, [ours], destination="rabbit")
+    entries = [
+        JournalEntry(
+            message_id=item.id,
+            change=change,
+            at=item.deliver_at,
+            channel="orders",
+            deliver_at=item.deliver_at,
+            position="2",
+        )
+        for item, change in ((theirs, Change.SCHEDULED), (ended, Change.DISPATCHED))
+    ]
+    empty_ledger.transact(lambda c: projection.project(c, "rabbit", entries, after=FROM_THE_START, position="2"))
+    assert rows.count(empty_ledger) == {State.SCHEDULED: 2, State.DISPATCHED: 1}
+    empty_ledger.downgrade("0001")
+    assert empty_ledger.revision() == "0001"
+    assert empty_ledger.migrate() == migrations.HEAD
+    assert rows.count(empty_ledger) == {State.SCHEDULED: 1}
+    assert rows.ids(rows.page(empty_ledger).records) == [ours.id]
+    left = rows.read(empty_ledger, lambda c: journal.read(c, after=FROM_THE_START, limit=9))
+    assert [entry.message_id for entry in left] == [ours.id]
+    assert rows.read(empty_ledger, lambda c: projection.position_of(c, "rabbit")) == FROM_THE_START
 
 
 def test_migrating_again_changes_nothing(ledger: Ledger):
