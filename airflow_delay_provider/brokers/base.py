@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -39,8 +39,38 @@ class Receipt:
     outcome: Outcome
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One sentence about a topology."""
+
+    text: str
+    #: Messages may be refused, lost, early or stuck; otherwise it is advice.
+    is_problem: bool = True
+
+
+class Provisioned(ABC):
+    """A broker on which objects have to exist before messages can wait there."""
+
+    @abstractmethod
+    def create_topology(self, channels: Sequence[str] = ()) -> str:
+        """Create what is missing, and the way to these channels; return the name of the whole."""
+
+    @abstractmethod
+    def verify_topology(self) -> list[Finding]:
+        """Say what is wrong or needs care; nothing is changed."""
+
+    @abstractmethod
+    def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
+        """Take everything away and return its name; refused while messages wait, unless asked for."""
+
+
 class Broker(ABC):
     """A broker that delays. Calls return after the broker confirmed and raise ``BrokerError`` otherwise."""
+
+    #: Whether the broker sees that an id is taken, so that conflict policies hold.
+    knows_ids = True
+    #: Whether a waiting message can be cancelled, rescheduled and expedited.
+    can_recall = True
 
     def __init__(self, *, limits: Limits | None = None, clock: Clock | None = None) -> None:
         self.limits = limits or Limits()
@@ -61,21 +91,34 @@ class Broker(ABC):
 
         One that would overtake an earlier message of its channel and key waits for that.
         """
+        self.check_messages(messages)
+        return self._schedule(messages, on_conflict)
+
+    def check_messages(self, messages: Sequence[Message]) -> None:
+        """Refuse what ``schedule`` would refuse without a look at other messages; nothing is written."""
         now = self.clock.now()
         for message in messages:
             try:
-                self.limits.check(message, now=now)
+                self.check_message(message, now=now)
             except InvalidMessageError as error:
                 if len(messages) > 1:
                     error.args = (f"message {message.id!r}: {error}",)
                 raise
-        return self._schedule(_require_distinct_ids(messages), on_conflict)
+        _require_distinct_ids(messages)
+
+    def check_message(self, message: Message, *, now: datetime) -> None:
+        """Refuse one message that is too soon, too far, too large, or not of a form that the broker can carry."""
+        self.limits.check(message, now=now)
 
     def send(self, messages: Sequence[Message]) -> list[Receipt]:
         """Put all messages into their channels now, whatever their due time was; the same id again is kept."""
         for message in messages:
             self.limits.check_payload(message)
-        return self._send(_require_distinct_ids(messages))
+        _require_distinct_ids(messages)
+        return self._send(messages)
+
+    def check_channels(self, channels: Iterable[str]) -> None:  # noqa: B027 - nothing to do is an answer
+        """Raise where a channel cannot receive messages; embedded channels always can."""
 
     @abstractmethod
     def _schedule(self, messages: Sequence[Message], on_conflict: OnConflict) -> list[Receipt]: ...
@@ -154,7 +197,7 @@ class Broker(ABC):
         """Let go of connections."""
 
 
-def _require_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
+def _require_distinct_ids(messages: Sequence[Message]) -> None:
     seen: set[str] = set()
     for message in messages:
         if message.id in seen:
@@ -162,4 +205,3 @@ def _require_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
                 "message_id", f"{message.id!r} is given twice in one call", "use one id a message"
             )
         seen.add(message.id)
-    return messages

@@ -1,0 +1,162 @@
+"""Messages for another broker that wait in the ledger: full control, whatever the broker can do by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from sqlalchemy import Connection
+
+from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Broker, Receipt
+from airflow_delay_provider.brokers.on_ledger import LedgerBroker
+from airflow_delay_provider.domain.clock import Clock, ceil_ms
+from airflow_delay_provider.domain.message import Delivery, Message
+from airflow_delay_provider.domain.schedule import Limits, OnConflict
+from airflow_delay_provider.exceptions import BrokerError, DelayError, LedgerError, LifecycleError
+from airflow_delay_provider.ledger import consumed, delivery
+from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.delivery import Claim
+
+
+class LedgerHeldBroker(LedgerBroker):
+    """At least once: the dispatcher sends what is due; what is due at once is sent here, under a claim of its own.
+
+    A crash between the other broker's confirmation and the mark lets the claim end, and the dispatcher sends the
+    message once more with the same id. None is lost, none is early. Consumers talk to the other broker.
+
+    :param destination: the connection of ``target``, by which the dispatcher finds it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        destination: str,
+        target: Broker,
+        *,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(ledger, limits=limits, clock=clock)
+        self.destination: str = destination
+        self.target = target
+        self._owner = delivery.own_name()
+
+    def check_channels(self, channels: Iterable[str]) -> None:
+        self.target.check_channels(channels)
+
+    def _schedule(self, messages: Sequence[Message], on_conflict: OnConflict) -> list[Receipt]:
+        return self._store_and_send(messages, on_conflict, even_if_later=False)
+
+    def _send(self, messages: Sequence[Message]) -> list[Receipt]:
+        return self._store_and_send(messages, OnConflict.KEEP, even_if_later=True)
+
+    def _store_and_send(
+        self, messages: Sequence[Message], on_conflict: OnConflict, *, even_if_later: bool
+    ) -> list[Receipt]:
+        try:
+            self.check_channels(sorted({message.channel for message in messages}))
+        except BrokerError as error:
+            raise BrokerError(str(error), unconfirmed=[message.id for message in messages]) from error
+        receipts, claims = self._store(messages, on_conflict, self._claim, even_if_later=even_if_later)
+        self._send_claimed(claims)
+        return receipts
+
+    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
+        return self.target.receive(channel, limit=limit, visibility=visibility)
+
+    def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
+        return self.target.peek(channel, limit=limit)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self.target.ack(deliveries)
+
+    def release(self, deliveries: Sequence[Delivery], *, delay: timedelta = timedelta(0)) -> None:
+        self.target.release(deliveries, delay=delay)
+
+    def requeue(self, delivery: Delivery, delay: timedelta, *, reason: str | None = None) -> None:
+        """Store it first and acknowledge it then: a crash in between brings it twice, never not at all."""
+        claims, waits = self._put_back(delivery.message, delay, reason)
+        try:
+            self.target.ack([delivery])
+        except LifecycleError:
+            # Somebody else has it by now and settles it: here it is dispatched, as it was.
+            self._settle(sent=claims)
+            raise
+        except DelayError:
+            self._settle(unsent=claims)
+            raise
+        if waits:
+            self._settle(unsent=claims)
+        else:
+            self._send_claimed(claims)
+
+    def dead_letter(self, delivery: Delivery, *, channel: str, reason: str) -> None:
+        self.target.dead_letter(delivery, channel=channel, reason=reason)
+        self.ledger.transact(
+            lambda connection: consumed.give_up_at(
+                connection, delivery.message, destination=self.destination, now_ms=self._now_ms(), reason=reason
+            )
+        )
+
+    def check(self) -> str:
+        return f"{super().check()}; {self.target.check()}"
+
+    def close(self) -> None:
+        try:
+            self.target.close()
+        finally:
+            super().close()
+
+    def _put_back(self, message: Message, delay: timedelta, reason: str | None) -> tuple[list[Claim], bool]:
+        """Store a message again, claimed so that nobody sends it before it is acknowledged; say whether it waits."""
+
+        def work(connection: Connection) -> tuple[list[Claim], bool]:
+            due_ms, now_ms = self._due_ms(delay), self._now_ms()
+            seq = consumed.put_back_from(
+                connection,
+                message,
+                destination=self.destination,
+                deliver_at_ms=due_ms,
+                now_ms=now_ms,
+                reason=reason,
+            )
+            if seq is None:
+                return [], True
+            behind = delivery.behind_earlier(connection, [seq], destination=self.destination, now_ms=now_ms)
+            return self._claim(connection, [seq]), due_ms > now_ms or bool(behind)
+
+        return self.ledger.transact(work)
+
+    def _claim(self, connection: Connection, seqs: Sequence[int]) -> list[Claim]:
+        until_ms = ceil_ms(self.clock.now() + delivery.CLAIM)
+        return delivery.claim_now(connection, seqs, owner=self._owner, until_ms=until_ms)
+
+    def _send_claimed(self, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        try:
+            self.target.send([claim.message for claim in claims])
+        except BrokerError as error:
+            sent, unsent = delivery.divide(claims, unconfirmed=error.unconfirmed)
+            self._settle(sent=sent, unsent=unsent)
+            raise BrokerError(
+                f"{error}; what was not confirmed stays in the ledger and the dispatcher sends it",
+                unconfirmed=[claim.message.id for claim in unsent],
+            ) from error
+        except DelayError:
+            self._settle(unsent=claims)
+            raise
+        self._settle(sent=claims)
+
+    def _settle(self, *, sent: Sequence[Claim] = (), unsent: Sequence[Claim] = ()) -> None:
+        if not sent and not unsent:
+            return
+        try:
+            self.ledger.transact(
+                lambda connection: delivery.settle(
+                    connection, sent=sent, unsent=unsent, owner=self._owner, now_ms=self._now_ms()
+                )
+            )
+        except LedgerError as error:
+            open_ids = [claim.message.id for claim in (*sent, *unsent)]
+            raise LedgerError(str(error), unconfirmed=open_ids) from error

@@ -1,0 +1,113 @@
+"""What the client library and the broker report, said in sentences of this package."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+from pika import exceptions as pika_errors
+
+from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, DelayError
+
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
+
+
+class PermissionDeniedError(BrokerError):
+    """The user of the connection may not do this on the broker."""
+
+
+def reply_code(error: BaseException) -> int | None:
+    """Return the code with which the broker closed a channel or connection, where it said one."""
+    code: int | None = getattr(error, "reply_code", None)
+    return code
+
+
+def translate(error: BaseException, config: RabbitMQConfig) -> DelayError:
+    """Return the error of this package for one of the client library; secrets are in neither."""
+    if isinstance(error, DelayError):
+        return error
+    text = str(getattr(error, "reply_text", "") or error) or type(error).__name__
+    match reply_code(error):
+        case 403 if isinstance(error, pika_errors.ChannelClosed):
+            return PermissionDeniedError(
+                f"{config.name}: user {config.login!r} lacks a permission ({text}); grant it, see docs/rabbitmq.md"
+            )
+        case 406 if isinstance(error, pika_errors.ChannelClosed):
+            return ConfigurationError(
+                f"{config.name}: an object exists with other arguments ({text});"
+                " look with `airflow delay topology verify`"
+            )
+    for cause in _causes(error):
+        match cause:
+            case pika_errors.ProbableAuthenticationError() | pika_errors.ProbableAccessDeniedError() if _is_guess(
+                cause
+            ):
+                break
+            case pika_errors.ProbableAuthenticationError() | pika_errors.AuthenticationError():
+                return BrokerError(
+                    f"{config.name}: the login of user {config.login!r} is refused;"
+                    " correct login and password of the connection",
+                    may_pass=False,
+                )
+            case pika_errors.ProbableAccessDeniedError():
+                return _no_vhost(config)
+            case pika_errors.ConnectionClosedByBroker() if cause.reply_code in (ACCESS_REFUSED, NOT_FOUND, 530):
+                return _no_vhost(config)
+            case ssl.SSLError():
+                return BrokerError(
+                    f"{config.name}: TLS failed ({_tls_reason(cause)}); correct ca_file, cert_file, key_file or"
+                    " server_name of the connection, or use the port that speaks TLS",
+                    may_pass=False,
+                )
+            case pika_errors.ConnectionBlockedTimeout():
+                return BrokerError(
+                    f"{config.name}: accepts no messages because memory or disk run out; free some, then try again"
+                )
+            case pika_errors.IncompatibleProtocolError() if config.tls is not None:
+                return BrokerError(
+                    f"{config.name}: ended the connection behind TLS; if it wants a certificate of its clients, correct"
+                    " cert_file and key_file of the connection, else the port"
+                )
+            case pika_errors.IncompatibleProtocolError():
+                return BrokerError(
+                    f"{config.name}: ended the connection at once; it may be starting, or not speak AMQP 0-9-1 here:"
+                    " correct port or ssl then"
+                )
+    reason = _reason(error) or text
+    return BrokerError(f"{config.name}: cannot be reached or was lost ({reason}); check host, port and that it runs")
+
+
+def _no_vhost(config: RabbitMQConfig) -> BrokerError:
+    return BrokerError(
+        f"{config.name}: user {config.login!r} may not use vhost {config.vhost!r}, or it does not exist;"
+        " correct the connection's vhost or grant permissions on it",
+        may_pass=False,
+    )
+
+
+def _is_guess(error: BaseException) -> bool:
+    """Whether the library only thinks so: the connection ended at that step, and the broker gave no reason."""
+    return pika_errors.StreamLostError.__name__ in str(error)
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    return getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+
+
+def _reason(error: BaseException) -> str | None:
+    """What the system said in the end, without the library's words around it."""
+    for cause in reversed(list(_causes(error))):
+        if isinstance(cause, TimeoutError | pika_errors.ConnectionOpenAborted):
+            return "no answer in time"
+        if isinstance(cause, OSError):
+            return cause.strerror or str(cause)
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything inside it: the library puts causes into the arguments."""
+    yield error
+    for inner in (*getattr(error, "args", ()), getattr(error, "exception", None), *getattr(error, "exceptions", ())):
+        if isinstance(inner, BaseException):
+            yield from _causes(inner)

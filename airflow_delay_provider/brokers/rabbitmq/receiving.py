@@ -1,0 +1,123 @@
+"""Messages handed out of queues and settled by those who got them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from concurrent.futures import Future
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pika import spec
+
+from airflow_delay_provider.brokers.rabbitmq import declaring, wire
+from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption, Pushed
+from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import Delivery, Message
+from airflow_delay_provider.exceptions import LifecycleError
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.rabbitmq.session import AmqpChannel, Session
+
+#: How long the broker may take to push what it says is there, unless another consumer was faster; then for each more.
+FIRST_SECONDS = 1.0
+NEXT_SECONDS = 0.1
+#: How long messages that were looked at may take to be back, unless another consumer has them.
+BACK_SECONDS = 1.0
+
+
+class Receiver:
+    """Hands out messages over one session; what is not settled when that ends is handed out again."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        #: Handles of another session are not ours to settle: the broker has handed those messages out again.
+        self._name = secrets.token_hex(4)
+        self._consumptions: dict[str, Consumption] = {}
+        #: Handle to the consumption, the delivery tag, and whether it is a dead letter.
+        self._held: dict[str, tuple[Consumption, int, bool]] = {}
+
+    def receive(self, queue: str, limit: int, now: datetime) -> list[Delivery]:
+        """Hand out what is there and no more: a consumer is begun for just these messages."""
+        ready = min(limit, declaring.message_count(self.session, queue))
+        if not ready:
+            return []
+        consumption = self._consumption_of(queue)
+        consumer_tag = consumption.begin(prefetch=limit)
+        pushed, wait = list[Pushed](), FIRST_SECONDS
+        while len(pushed) < ready and (more := consumption.take(limit, wait=wait)):
+            pushed += more
+            wait = NEXT_SECONDS
+        consumption.end(consumer_tag)
+        pushed += consumption.take(limit)
+        return [self._hold(consumption, item, now) for item in pushed]
+
+    def peek(self, queue: str, limit: int, now: datetime) -> list[Message]:
+        """Return what the queue would hand out, which goes back at once."""
+        ready = min(limit, declaring.message_count(self.session, queue))
+        pushed = self._look(queue, ready) if ready else []
+        return [wire.read_message(item.properties, item.body, queue=queue, now=now).message for item in pushed]
+
+    def ack(self, delivery: Delivery) -> None:
+        """Remove a message from its queue."""
+        consumption, tag, _ = self._settle(delivery)
+        consumption.ack(tag)
+
+    def give_back(self, delivery: Delivery) -> None:
+        """Put a message back to where it was."""
+        consumption, tag, _ = self._settle(delivery)
+        consumption.give_back(tag)
+
+    def is_dead_letter(self, delivery: Delivery) -> bool:
+        """Whether the message was given up before."""
+        return self.require_held(delivery)[2]
+
+    def require_held(self, delivery: Delivery) -> tuple[Consumption, int, bool]:
+        """Return what is known of a message in hand, or refuse one that is not."""
+        held = self._held.get(delivery.handle)
+        if held is None or not held[0].is_open:
+            raise LifecycleError(
+                delivery.message.id,
+                "is no longer in hand: it was settled, or the connection was lost; the broker hands it out again",
+            )
+        return held
+
+    def _settle(self, delivery: Delivery) -> tuple[Consumption, int, bool]:
+        held = self.require_held(delivery)
+        del self._held[delivery.handle]
+        return held
+
+    def _hold(self, consumption: Consumption, item: Pushed, now: datetime) -> Delivery:
+        wired = wire.read_message(item.properties, item.body, queue=consumption.queue, now=now)
+        handle = f"{self._name}.{consumption.channel.raw.channel_number}.{item.tag}"
+        self._held[handle] = (consumption, item.tag, wired.change is Change.DEAD_LETTERED)
+        return Delivery(message=wired.message, handle=handle)
+
+    def _consumption_of(self, queue: str) -> Consumption:
+        known = self._consumptions.get(queue)
+        if known is None or not known.is_open:
+            known = self._consumptions[queue] = Consumption(self.session, queue)
+        return known
+
+    def _look(self, queue: str, n: int) -> list[Pushed]:
+        """Get messages on a channel of their own, which puts them back in their order when it is closed.
+
+        A quorum queue has them back a moment later; until then they could not be received.
+        """
+        with declaring.calls(self.session) as channel:
+            looked_at = [item for _ in range(n) if (item := _get(channel, queue)) is not None]
+        deadline = time.monotonic() + BACK_SECONDS
+        while declaring.message_count(self.session, queue) < len(looked_at) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return looked_at
+
+
+def _get(channel: AmqpChannel, queue: str) -> Pushed | None:
+    def begin(future: Future[Pushed | None]) -> None:
+        def on_message(_channel: Any, method: spec.Basic.GetOk, properties: spec.BasicProperties, body: bytes) -> None:
+            future.set_result(Pushed(method.delivery_tag, method.exchange, properties, body))
+
+        channel.raw.add_callback(lambda _frame: future.set_result(None), [spec.Basic.GetEmpty], one_shot=True)
+        channel.raw.basic_get(queue, on_message)
+
+    return channel.wait_for(begin)

@@ -1,0 +1,302 @@
+"""The ladder as RabbitMQ objects: names, arguments and bindings, computed and never looked up.
+
+A delay is written in hexadecimal digits of ticks. The routing key carries them, followed by the channel::
+
+    0.0.0.0.1.0.a.invoices        1 x 256 ticks + 10 ticks, then to invoices
+
+A message rests once for each digit that is not zero, in the queue of that digit (a rung), whose messages all expire
+after the same time and so in order. It is published to the entry of its first rung. What expires is dead-lettered to
+the next level with its routing key unchanged; each level reads its own digit. Behind the last level stands the exit,
+where each channel is bound by its exact key::
+
+    entry ──> door ──> first rung ─expired─> level K ──> next rung ─expired─> ... ──> dispatch ──> exit ──> channel
+      └──> journal                   (a zero digit goes straight on)                     └──> journal
+                                                                  what has no route ──> delay.v1.unroutable
+
+The door parks what comes for a rung that was deleted: without it the journal alone would have the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from airflow_delay_provider.domain.ladder import Ladder
+from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
+
+VERSION = "delay.v1"
+#: The stream that records what happens, and the exchange through which a reader can put a mark into it.
+JOURNAL = f"{VERSION}.journal"
+#: The exchange and the queue for messages that have no route: a channel or a rung was deleted under them.
+UNROUTABLE = f"{VERSION}.unroutable"
+RADIX = 16
+#: What a ladder can hold at least.
+COVER_MS = 5 * 366 * 86_400_000
+#: How much longer each rest lasts than its digit says. Brokers count whole milliseconds, so a rest could end one too
+#: soon; and a delay is counted in whole milliseconds from a moment within one.
+GUARD_MS = 2
+#: RabbitMQ refuses to let a queue hold longer: ten years of 365 days.
+LONGEST_HOLD_MS = 315_360_000_000 - GUARD_MS
+MAX_NAME_BYTES = 255
+
+
+class QueueType(StrEnum):
+    """How the queues of a ladder are kept."""
+
+    CLASSIC = "classic"
+    #: Replicated, and the next queue confirms a message before this one lets go of it.
+    QUORUM = "quorum"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """An exchange to declare; all are durable."""
+
+    name: str
+    kind: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queue:
+    """A queue to declare; all are durable."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Binding:
+    """A route from an exchange to a queue or another exchange."""
+
+    source: str
+    destination: str
+    key: str = ""
+    to_exchange: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """All objects of one ladder. Ladders of other ticks and types have other names and stand side by side."""
+
+    queue_type: QueueType = QueueType.QUORUM
+    tick_ms: int = 1000
+    #: Record every schedule and dispatch in the stream ``delay.v1.journal``.
+    journal: bool = True
+    #: How long the journal is kept, such as ``7D``; a change applies to new journals only.
+    journal_max_age: str = "7D"
+    #: Most messages in one queue of the ladder, above which publishing is refused; quorum only.
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tick_ms <= 3_600_000:
+            raise ConfigurationError(f"tick: {self.tick_ms} ms is not a tick; use 0.001 to 3600 seconds")
+        if self.max_length is not None and self.queue_type is QueueType.CLASSIC:
+            raise ConfigurationError(
+                "max_length: a classic queue drops what is dead-lettered into it while it is full, so messages would be"
+                " lost; use queue_type=quorum, or limit the broker's disk instead"
+            )
+
+    @cached_property
+    def ladder(self) -> Ladder:
+        """The holds."""
+        return Ladder.of_digits(tick_ms=self.tick_ms, radix=RADIX, cover_ms=COVER_MS, longest_hold_ms=LONGEST_HOLD_MS)
+
+    @cached_property
+    def levels(self) -> int:
+        """How many digits a routing key has."""
+        return len(_digits(self.ladder.holds_ms[-1] // self.tick_ms))
+
+    @cached_property
+    def max_delay_ms(self) -> int:
+        """The longest delay that can be written with the digits there are."""
+        unit: int = self.tick_ms * RADIX ** (self.levels - 1)
+        return self.ladder.holds_ms[-1] // unit * unit + unit - self.tick_ms
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def prefix(self) -> str:
+        """What all names of this ladder begin with."""
+        return f"{VERSION}.{self.queue_type}.{self.tick_ms}ms{'' if self.journal else '.unjournaled'}"
+
+    def entry(self, hold_ms: int | None) -> str:
+        """Return the exchange to publish to when the first rest is ``hold_ms``; None is no delay at all."""
+        return f"{self.prefix}.entry.{'now' if hold_ms is None else f'{hold_ms}ms'}"
+
+    def door(self, hold_ms: int) -> str:
+        """Return the exchange between an entry and its rung; without a journal the two are one."""
+        return f"{self.prefix}.door.{hold_ms}ms" if self.journal else self.entry(hold_ms)
+
+    def level(self, level: int) -> str:
+        """Return the exchange that reads the digit of ``level``."""
+        return f"{self.prefix}.level.{level}"
+
+    @cached_property
+    def ready(self) -> str:
+        """The exchange that is declared last: who finds it finds the whole ladder."""
+        return f"{self.prefix}.ready"
+
+    @cached_property
+    def dispatch(self) -> str:
+        """The exchange behind the last level."""
+        return f"{self.prefix}.dispatch"
+
+    @cached_property
+    def exit(self) -> str:
+        """The exchange at which channels are bound."""
+        return f"{self.prefix}.exit"
+
+    @cached_property
+    def feed(self) -> str:
+        """The queue through which a classic ladder tells the journal of its dispatches."""
+        return f"{self.prefix}.feed"
+
+    def rung(self, hold_ms: int) -> str:
+        """Return the queue that holds messages for ``hold_ms``."""
+        return f"{self.prefix}.rung.{hold_ms}ms"
+
+    def relay(self, channel: str) -> str:
+        """Return the queue that passes messages on to the exchange of a channel ``exchange:routing.key``."""
+        return f"{self.prefix}.relay.{channel}"
+
+    # -- the way of one message ----------------------------------------------------------------------------------
+
+    def route(self, channel: str, delay_ms: int) -> tuple[str, str]:
+        """Return the exchange and the routing key with which a message is published to arrive after ``delay_ms``."""
+        if delay_ms > self.max_delay_ms:
+            raise ValueError(f"{delay_ms} ms is more than the ladder can hold ({self.max_delay_ms} ms)")
+        digits = _digits(self.ladder.round_up(delay_ms) // self.tick_ms) if delay_ms > 0 else ""
+        return self._entries[digits[:1], len(digits)], f"{'.'.join(digits.rjust(self.levels, '0'))}.{channel}"
+
+    @cached_property
+    def _entries(self) -> dict[tuple[str, int], str]:
+        """By the first digit and the number of digits."""
+        entries = {("", 0): self.entry(None)}
+        for hold_ms in self.ladder.holds_ms:
+            digits = _digits(hold_ms // self.tick_ms)
+            entries[digits[0], len(digits)] = self.entry(hold_ms)
+        return entries
+
+    def exit_key(self, channel: str) -> str:
+        """Return the key by which a channel is bound to the exit: any digits, and exactly this channel."""
+        return f"{'*.' * self.levels}{channel}"
+
+    def require_fitting(self, channel: str) -> str:
+        """Return the channel or refuse one whose name does not fit into a routing key beside the digits."""
+        most = MAX_NAME_BYTES - max(2 * self.levels, len(self.relay("")))
+        if len(channel.encode()) > most:
+            raise InvalidMessageError(
+                "channel", f"{channel!r} is too long for RabbitMQ", f"use at most {most} characters"
+            )
+        return channel
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Return all exchanges but the last one, ``ready``."""
+        parks = {"alternate-exchange": UNROUTABLE}
+        yield Exchange(name=UNROUTABLE, kind="fanout")
+        if self.journal:
+            yield Exchange(name=JOURNAL, kind="fanout")
+        yield Exchange(name=self.exit, kind="topic", arguments=parks)
+        yield Exchange(name=self.dispatch, kind="fanout")
+        for level in range(self.levels):
+            yield Exchange(name=self.level(level), kind="topic", arguments=parks)
+        for hold_ms in self.ladder.holds_ms:
+            yield Exchange(name=self.door(hold_ms), kind="fanout", arguments=parks)
+            if self.journal:
+                yield Exchange(name=self.entry(hold_ms), kind="fanout")
+        yield Exchange(name=self.entry(None), kind="fanout")
+
+    def queues(self) -> Iterator[Queue]:
+        """Return all queues but the relays."""
+        yield Queue(name=UNROUTABLE, arguments={"x-queue-type": "quorum"})
+        if self.journal:
+            yield Queue(name=JOURNAL, arguments={"x-queue-type": "stream", "x-max-age": self.journal_max_age})
+            if self.queue_type is QueueType.CLASSIC:
+                # What a classic queue dead-letters does not reach a stream; what a quorum queue does, does.
+                yield _passing_on(self.feed, exchange=JOURNAL, key="")
+        yield from self.rungs()
+
+    def rungs(self) -> Iterator[Queue]:
+        """Return the queues in which messages rest."""
+        for hold_ms in self.ladder.holds_ms:
+            level = self._level_of(hold_ms)
+            yield Queue(
+                name=self.rung(hold_ms),
+                arguments=self._kept_by_type()
+                | {
+                    "x-message-ttl": hold_ms + GUARD_MS,
+                    "x-dead-letter-exchange": self.level(level - 1) if level else self.dispatch,
+                },
+            )
+
+    def bindings(self) -> Iterator[Binding]:
+        """Return all bindings but those of channels."""
+        yield Binding(source=UNROUTABLE, destination=UNROUTABLE)
+        for hold_ms in self.ladder.holds_ms:
+            level = self._level_of(hold_ms)
+            digit = hold_ms // (self.tick_ms * RADIX**level)
+            yield Binding(
+                source=self.level(level), destination=self.rung(hold_ms), key=self._digit_key(level, f"{digit:x}")
+            )
+            yield Binding(source=self.door(hold_ms), destination=self.rung(hold_ms))
+            if self.journal:
+                yield Binding(source=self.entry(hold_ms), destination=self.door(hold_ms), to_exchange=True)
+        for level in range(self.levels):
+            onward = self.level(level - 1) if level else self.dispatch
+            yield Binding(
+                source=self.level(level), destination=onward, key=self._digit_key(level, "0"), to_exchange=True
+            )
+        for source in (self.dispatch, self.entry(None)):
+            yield Binding(source=source, destination=self.exit, to_exchange=True)
+        if self.journal:
+            fed_by_classic = self.queue_type is QueueType.CLASSIC
+            yield Binding(source=self.dispatch, destination=self.feed if fed_by_classic else JOURNAL)
+            for source in (JOURNAL, *self._entries.values()):
+                yield Binding(source=source, destination=JOURNAL)
+
+    def relay_queue(self, channel: str) -> Queue:
+        """Return the queue that passes messages on to ``exchange:routing.key``, under their own key.
+
+        Always a quorum queue: it keeps what the exchange does not route, without holding up other channels.
+        """
+        exchange, _, key = channel.partition(":")
+        return _passing_on(self.relay(channel), exchange=exchange, key=key)
+
+    def _kept_by_type(self) -> dict[str, Any]:
+        if self.queue_type is QueueType.CLASSIC:
+            return {"x-queue-type": "classic"}
+        limit = {} if self.max_length is None else {"x-max-length": self.max_length}
+        return _AT_LEAST_ONCE | limit
+
+    def _level_of(self, hold_ms: int) -> int:
+        return len(_digits(hold_ms // self.tick_ms)) - 1
+
+    def _digit_key(self, level: int, digit: str) -> str:
+        return f"{'*.' * (self.levels - 1 - level)}{digit}.#"
+
+
+_AT_LEAST_ONCE: dict[str, Any] = {
+    "x-queue-type": "quorum",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+
+
+def _passing_on(name: str, *, exchange: str, key: str) -> Queue:
+    onward = {"x-message-ttl": 0, "x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": key}
+    return Queue(name=name, arguments=_AT_LEAST_ONCE | onward)
+
+
+def is_exchange(channel: str) -> bool:
+    """Whether a channel is ``exchange:routing.key`` and not a queue."""
+    return ":" in channel
+
+
+def _digits(ticks: int) -> str:
+    return f"{ticks:x}"

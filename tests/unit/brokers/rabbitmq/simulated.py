@@ -1,0 +1,92 @@
+"""What a broker does with the objects of a topology, without a broker."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from airflow_delay_provider.brokers.rabbitmq.topology import Binding, Queue, Topology, is_exchange
+
+
+@dataclass
+class Journey:
+    """Where the copies of one message ended, and how long the one in the ladder rested where."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    rests_ms: list[int] = field(default_factory=list)
+    #: How long the message had rested when it reached a place for the first time.
+    after_ms: dict[str, int] = field(default_factory=dict)
+
+
+class SimulatedBroker:
+    """Exchanges (fanout, topic, default), alternate exchanges and dead-lettering by expiry."""
+
+    def __init__(self, topology: Topology, channels: Sequence[str] = ()) -> None:
+        self.kinds = {exchange.name: exchange.kind for exchange in topology.exchanges()}
+        self.alternates = {
+            exchange.name: exchange.arguments.get("alternate-exchange") for exchange in topology.exchanges()
+        }
+        self.queues = {queue.name: queue for queue in topology.queues()}
+        self.bindings: dict[str, list[Binding]] = defaultdict(list)
+        for binding in topology.bindings():
+            self.bindings[binding.source].append(binding)
+        for channel in channels:
+            queue = topology.relay_queue(channel) if is_exchange(channel) else Queue(name=channel)
+            self.queues[queue.name] = queue
+            self.bindings[topology.exit].append(
+                Binding(source=topology.exit, destination=queue.name, key=topology.exit_key(channel))
+            )
+
+    def publish(self, exchange: str, key: str) -> Journey:
+        """Publish a message and let all time pass."""
+        journey = Journey()
+        self._arrive(exchange, key, 0, journey)
+        return journey
+
+    def _arrive(self, exchange: str, key: str, after_ms: int, journey: Journey) -> None:
+        for name in sorted(self._route(exchange, key)):
+            queue = self.queues.get(name)
+            ttl_ms = None if queue is None else queue.arguments.get("x-message-ttl")
+            journey.after_ms[name] = min(after_ms, journey.after_ms.get(name, after_ms))
+            if queue is None or ttl_ms is None:
+                journey.ends[name] += 1
+                continue
+            if ttl_ms:
+                journey.rests_ms.append(ttl_ms)
+            onward = queue.arguments["x-dead-letter-exchange"]
+            new_key = queue.arguments.get("x-dead-letter-routing-key", key)
+            self._arrive(onward, new_key, after_ms + ttl_ms, journey)
+
+    def _route(self, exchange: str, key: str) -> set[str]:
+        """The queues that get a copy, one each; an exchange that is not of the ladder is an end itself."""
+        if exchange == "":
+            return {key}
+        if exchange not in self.kinds:
+            return {f"{exchange} by {key}"}
+        matching = [
+            binding
+            for binding in self.bindings[exchange]
+            if self.kinds[exchange] == "fanout" or matches(binding.key, key)
+        ]
+        if not matching:
+            alternate = self.alternates[exchange]
+            return self._route(alternate, key) if alternate else set()
+        reached: set[str] = set()
+        for binding in matching:
+            reached |= self._route(binding.destination, key) if binding.to_exchange else {binding.destination}
+        return reached
+
+
+def matches(pattern: str, key: str) -> bool:
+    """Whether a topic exchange routes ``key`` by ``pattern``: ``*`` is one word, ``#`` any number of them."""
+    return _matches(pattern.split("."), key.split("."))
+
+
+def _matches(pattern: list[str], words: list[str]) -> bool:
+    if not pattern:
+        return not words
+    first, *rest = pattern
+    if first == "#":
+        return not rest or any(_matches(rest, words[n:]) for n in range(len(words) + 1))
+    return bool(words) and first in ("*", words[0]) and _matches(rest, words[1:])

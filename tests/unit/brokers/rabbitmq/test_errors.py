@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from pika import exceptions as pika_errors
+from pika.adapters.utils.connection_workflow import (
+    AMQPConnectionWorkflowFailed,
+    AMQPConnectorAMQPHandshakeError,
+    AMQPConnectorSocketConnectError,
+    AMQPConnectorTransportSetupError,
+)
+
+from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
+from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError, reply_code, translate
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, PayloadError
+
+SECRET = "s3cret-passw0rd"
+CONFIG = RabbitMQConfig(hosts=(("mq", 5672),), vhost="delay", login="me", password=SECRET)
+WHERE = "RabbitMQ at mq:5672, vhost 'delay': "
+
+
+def failed(inner: BaseException) -> AMQPConnectionWorkflowFailed:
+    return AMQPConnectionWorkflowFailed([inner])
+
+
+REFUSED_LOGIN = pika_errors.ProbableAuthenticationError("ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - Login'")
+REFUSED_VHOST = pika_errors.ProbableAccessDeniedError("ConnectionClosedByBroker: (530) 'NOT_ALLOWED - vhost x'")
+LOST_IN_LOGIN = pika_errors.ProbableAuthenticationError("StreamLostError: ('Stream connection lost: ...',)")
+LOST_IN_TUNING = pika_errors.ProbableAccessDeniedError("StreamLostError: ('Stream connection lost: ...',)")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text", "may_pass"),
+    [
+        (failed(AMQPConnectorAMQPHandshakeError(REFUSED_LOGIN)), BrokerError, "the login of user 'me' is refused; correct login and password of the connection", False),  # noqa: E501
+        (failed(AMQPConnectorAMQPHandshakeError(REFUSED_VHOST)), BrokerError, "user 'me' may not use vhost 'delay', or it does not exist; correct the connection's vhost or grant permissions on it", False),  # noqa: E501
+        (failed(AMQPConnectorAMQPHandshakeError(LOST_IN_LOGIN)), BrokerError, "cannot be reached or was lost (AMQPConnectionWorkflowFailed); check host, port and that it runs", True),  # noqa: E501
+        (failed(AMQPConnectorAMQPHandshakeError(LOST_IN_TUNING)), BrokerError, "cannot be reached or was lost (AMQPConnectionWorkflowFailed); check host, port and that it runs", True),  # noqa: E501
+        (pika_errors.ConnectionClosedByBroker(530, "NOT_ALLOWED"), BrokerError, "user 'me' may not use vhost 'delay', or it does not exist; correct the connection's vhost or grant permissions on it", False),  # noqa: E501
+        (pika_errors.AMQPConnectionError(failed(AMQPConnectorSocketConnectError(ConnectionRefusedError(111, "Connection refused")))), BrokerError, "cannot be reached or was lost (Connection refused); check host, port and that it runs", True),  # noqa: E501
+        (pika_errors.ConnectionOpenAborted("Timeout while setting up AMQP"), BrokerError, "cannot be reached or was lost (no answer in time); check host, port and that it runs", True),  # noqa: E501
+        (TimeoutError(), BrokerError, "cannot be reached or was lost (no answer in time); check host, port and that it runs", True),  # noqa: E501
+        (pika_errors.StreamLostError("Stream connection lost"), BrokerError, "cannot be reached or was lost (Stream connection lost); check host, port and that it runs", True),  # noqa: E501
+        (pika_errors.ConnectionClosedByBroker(320, "CONNECTION_FORCED - shutdown"), BrokerError, "cannot be reached or was lost (CONNECTION_FORCED - shutdown); check host, port and that it runs", True),  # noqa: E501
+        (failed(AMQPConnectorTransportSetupError(ssl.SSLError(1, "[SSL] certificate verify failed"))), BrokerError, "TLS failed ([SSL] certificate verify failed); correct ca_file, cert_file, key_file or server_name of the connection, or use the port that speaks TLS", False),  # noqa: E501
+        (pika_errors.ConnectionBlockedTimeout("blocked"), BrokerError, "accepts no messages because memory or disk run out; free some, then try again", True),  # noqa: E501
+        (pika_errors.IncompatibleProtocolError("old"), BrokerError, "ended the connection at once; it may be starting, or not speak AMQP 0-9-1 here: correct port or ssl then", True),  # noqa: E501
+        (pika_errors.ChannelClosedByBroker(403, "ACCESS_REFUSED - access to queue 'q'"), PermissionDeniedError, "user 'me' lacks a permission (ACCESS_REFUSED - access to queue 'q'); grant it, see docs/rabbitmq.md", True),  # noqa: E501
+        (pika_errors.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), ConfigurationError, "an object exists with other arguments (PRECONDITION_FAILED - inequivalent arg); look with `airflow delay topology verify`", None),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_errors_of_the_library_are_told_with_the_remedy_and_without_the_secret(
+    error: BaseException, kind: type[Exception], text: str, *, may_pass: bool | None
+) -> None:
+    """A12: who reads it knows what to do."""
+    told = translate(error, CONFIG)
+    assert type(told) is kind
+    assert str(told) == WHERE + text
+    assert getattr(told, "may_pass", None) is may_pass
+    assert SECRET not in f"{told} {told!r}"
+
+
+def test_our_own_errors_stay_what_they_are() -> None:
+    error = PayloadError("payload", "is too large", "send less")
+    assert translate(error, CONFIG) is error
+
+
+def test_the_code_of_the_broker_is_read_where_there_is_one() -> None:
+    assert reply_code(pika_errors.ChannelClosedByBroker(404, "NOT_FOUND")) == 404
+    assert reply_code(ValueError("x")) is None
