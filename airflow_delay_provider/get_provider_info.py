@@ -15,11 +15,11 @@ def get_provider_info() -> dict[str, Any]:
         "name": "Delay",
         "description": "Delayed and scheduled messages: never early, never lost, no worker slot waiting.",
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
-        "hooks": _modules("airflow_delay_provider.hooks.delay"),
+        "hooks": _modules("airflow_delay_provider.hooks.delay", "airflow_delay_provider.hooks.rabbitmq"),
         "operators": _modules("airflow_delay_provider.operators.message"),
         "sensors": _modules("airflow_delay_provider.sensors.message"),
         "triggers": _modules("airflow_delay_provider.triggers.message"),
-        "connection-types": [_DELAY_CONNECTION],
+        "connection-types": [_DELAY_CONNECTION, _RABBITMQ_CONNECTION],
         "extra-links": ["airflow_delay_provider.links.DelayedMessageLink"],
         "task-decorators": [
             {
@@ -70,7 +70,31 @@ _OPTIONS = {
     "dispatcher_health_port": _option(
         "integer", "Port of /health and /metrics; 0 is any free port, -1 is no HTTP.", default="8795"
     ),
+    "project_connections": _option(
+        "string",
+        "Connections whose brokers hold messages themselves and that a dispatcher follows, so that those messages can"
+        " be listed; separated by commas.",
+        example="rabbitmq_default",
+        default="",
+    ),
     "retention_days": _option("float", "Days for which messages that ended are kept.", default="30"),
+}
+
+
+def _field(kind: str, label: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": [kind, "null"], **schema}}
+
+
+_LIMITS = {
+    "min_delay": _field(
+        "number", "Minimum delay (seconds)", "Messages due sooner are refused; 0 accepts all.", minimum=0
+    ),
+    "max_delay": _field(
+        "number", "Maximum delay (seconds)", "Messages due later are refused; empty is ten years.", minimum=0
+    ),
+    "max_payload_bytes": _field(
+        "integer", "Maximum payload (bytes)", "Larger messages are refused; empty is 1 MiB.", minimum=1
+    ),
 }
 
 _DELAY_CONNECTION = {
@@ -87,25 +111,71 @@ _DELAY_CONNECTION = {
         },
     },
     "conn-fields": {
-        "ledger_url": {
-            "label": "Ledger URL",
-            "description": "A database URL instead of host, port, login and database.",
-            "schema": {"type": ["string", "null"], "format": "password"},
-        },
-        "min_delay": {
-            "label": "Minimum delay (seconds)",
-            "description": "Messages due sooner are refused; 0 accepts all.",
-            "schema": {"type": ["number", "null"], "minimum": 0},
-        },
-        "max_delay": {
-            "label": "Maximum delay (seconds)",
-            "description": "Messages due later are refused; empty is ten years.",
-            "schema": {"type": ["number", "null"], "minimum": 0},
-        },
-        "max_payload_bytes": {
-            "label": "Maximum payload (bytes)",
-            "description": "Larger messages are refused; empty is 1 MiB.",
-            "schema": {"type": ["integer", "null"], "minimum": 1},
-        },
+        "ledger_url": _field(
+            "string", "Ledger URL", "A database URL instead of host, port, login and database.", format="password"
+        ),
+        **_LIMITS,
+    },
+}
+
+_RABBITMQ_CONNECTION = {
+    "connection-type": "rabbitmq",
+    "hook-class-name": "airflow_delay_provider.hooks.rabbitmq.RabbitMQHook",
+    "hook-name": "RabbitMQ (delayed messages)",
+    "ui-field-behaviour": {
+        "hidden-fields": [],
+        "relabeling": {"schema": "Virtual host"},
+        "placeholders": {"host": "one host, or several: rabbit1,rabbit2:5673", "port": "5672", "schema": "/"},
+    },
+    "conn-fields": {
+        "hold": _field(
+            "string",
+            "Who holds messages",
+            "broker: RabbitMQ itself; ledger: the ledger, so that messages can be cancelled and moved.",
+            enum=["broker", "ledger"],
+            default="broker",
+        ),
+        "ledger_url": _field(
+            "string", "Ledger URL", "The ledger for hold=ledger; empty is [delay] ledger_url.", format="password"
+        ),
+        "queue_type": _field(
+            "string",
+            "Queue type",
+            "quorum keeps messages when the broker dies; classic needs less CPU and may lose some.",
+            enum=["quorum", "classic"],
+            default="quorum",
+        ),
+        "tick": _field(
+            "number", "Tick (seconds)", "Delays are rounded up to it; empty is 1 second.", exclusiveMinimum=0
+        ),
+        "max_length": _field(
+            "integer", "Maximum length", "Most messages in one queue of the ladder; above it, refused.", minimum=1
+        ),
+        "journal": _field(
+            "boolean", "Journal", "Record schedules and dispatches; tasks that wait need it.", default=True
+        ),
+        "journal_max_age": _field("string", "Journal age", "How long the journal is kept; empty is 7D."),
+        "ssl": _field("boolean", "TLS", "Speak TLS; on anyway when one of the next four is given."),
+        "ca_file": _field("string", "CA file", "Trusted certificates; empty is what this machine trusts."),
+        "cert_file": _field("string", "Client certificate", "File of the certificate shown to the server."),
+        "key_file": _field("string", "Client key", "File of its private key."),
+        "server_name": _field("string", "Server name", "Name in the server's certificate, if it is not the host's."),
+        "heartbeat": _field("integer", "Heartbeat (seconds)", "Empty is 60.", minimum=0, maximum=65_535),
+        "connect_timeout": _field(
+            "number", "Connect timeout (seconds)", "For each host; empty is 10.", exclusiveMinimum=0
+        ),
+        "confirm_timeout": _field(
+            "number",
+            "Confirm timeout (seconds)",
+            "How long the broker may confirm nothing; empty is 60.",
+            exclusiveMinimum=0,
+        ),
+        "management_url": _field(
+            "string",
+            "Management URL",
+            "Where `airflow delay topology verify` looks at policies: http://user:password@host:15672",
+            format="password",
+        ),
+        **_LIMITS,
     },
 }

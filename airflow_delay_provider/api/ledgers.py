@@ -22,6 +22,8 @@ class OpenLedger:
 
     ledger: Ledger
     clock: Clock
+    #: What the connection's messages are limited to in it; None is all of them.
+    destination: str | None
     opened_at: float
 
 
@@ -54,4 +56,9 @@ class OpenLedgers:
 
     def _open_ledger(self, conn_id: str) -> OpenLedger:
         hook = DelayHook(conn_id)
-        return OpenLedger(ledger=hook.get_ledger(), clock=hook.get_conn().clock, opened_at=self._monotonic())
+        return OpenLedger(
+            ledger=hook.get_ledger(),
+            clock=hook.get_conn().clock,
+            destination=hook.get_listed_destination(),
+            opened_at=self._monotonic(),
+        )

@@ -26,7 +26,7 @@ def show_message(request: Request, user: CurrentUser, message_id: str, conn_id: 
     try:
         opened = _find_ledger(request.app.state.ledgers, conn_id)
         with opened.ledger.read() as connection:
-            record = listing.get(connection, message_id)
+            record = listing.get(connection, message_id, destination=opened.destination)
             if record.message.origin is not None:
                 require_task_access(request, user, record.message.origin)
             history = listing.get_history(connection, message_id)

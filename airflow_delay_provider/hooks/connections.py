@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.schedule import Hold, Limits, parse_choice
+from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -106,8 +106,28 @@ def open_ledger(connection: Connection | None) -> Ledger:
     )
 
 
-def open_broker(conn_id: str, connection: Connection | None, *, clock: Clock | None = None) -> Broker:
-    """Return the broker of a connection, by its type; ``None`` is the built-in default."""
+def open_broker(
+    conn_id: str, connection: Connection | None, *, clock: Clock | None = None, hold: Hold | str | None = None
+) -> Broker:
+    """Return the broker of a connection, by its type and by who holds the wait: ``hold``, else what its extra says.
+
+    No connection is the built-in default. Embedded messages wait in the ledger by nature; for every other broker its
+    own delay goes before the ledger.
+    """
+    holder = _holder_of(conn_id, connection, hold)
+    if _is_embedded(connection):
+        if holder is Hold.BROKER:
+            raise ConfigurationError(
+                f"hold: the messages of connection {conn_id!r} (type delay) can only wait in the ledger; use"
+                ' hold="ledger" or none, or the connection of another broker'
+            )
+        return open_plain_broker(conn_id, connection, clock=clock)
+    broker = open_plain_broker(conn_id, connection, clock=clock)
+    return _hold_in_ledger(conn_id, connection, broker) if holder is Hold.LEDGER else broker
+
+
+def open_plain_broker(conn_id: str, connection: Connection | None, *, clock: Clock | None = None) -> Broker:
+    """Return the broker of a connection as it is, whoever holds the wait."""
     if connection is None:
         return _open_embedded(connection, clock)
     try:
@@ -119,6 +139,29 @@ def open_broker(conn_id: str, connection: Connection | None, *, clock: Clock | N
     return open_it(connection, clock)
 
 
+def _holder_of(conn_id: str, connection: Connection | None, hold: Hold | str | None) -> Hold | None:
+    """Return who is to hold messages; None is nobody in particular."""
+    if hold is not None:
+        return parse_choice("hold", Hold, hold)
+    said = _extra_of(connection).get("hold")
+    try:
+        return parse_choice("hold", Hold, said) if said else None
+    except InvalidMessageError as error:
+        raise ConfigurationError(f"{error} in the extra of connection {conn_id!r}") from None
+
+
+def _is_embedded(connection: Connection | None) -> bool:
+    return connection is None or connection.conn_type == "delay"
+
+
+def _hold_in_ledger(conn_id: str, connection: Connection | None, target: Broker) -> Broker:
+    from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
+    from airflow_delay_provider.ledger.database import Ledger
+
+    ledger = Ledger(_extra_of(connection).get("ledger_url") or configured_ledger_url())
+    return LedgerHeldBroker(ledger, conn_id, target, limits=target.limits, clock=target.clock)
+
+
 def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker:
     from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 
@@ -126,8 +169,31 @@ def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker
     return EmbeddedBroker(open_ledger(connection), limits=limits, clock=clock)
 
 
+def _open_rabbitmq(connection: Connection, clock: Clock | None) -> Broker:
+    try:
+        from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+        from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
+    except ImportError as error:
+        raise ConfigurationError(
+            f"connections of type rabbitmq need {error.name}; install airflow-delay-provider[rabbitmq]"
+        ) from error
+    settings = _extra_of(connection)
+    config = RabbitMQConfig.from_settings(
+        settings,
+        host=connection.host,
+        port=connection.port,
+        vhost=connection.schema,
+        login=connection.login,
+        password=connection.password,
+    )
+    return RabbitMQBroker(config, limits=Limits.from_settings(settings), clock=clock)
+
+
 def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
     return connection.extra_dejson if connection is not None else {}
 
 
-_BROKERS: dict[str, Callable[[Connection | None, Clock | None], Broker]] = {"delay": _open_embedded}
+_BROKERS: dict[str, Callable[[Connection, Clock | None], Broker]] = {
+    "delay": _open_embedded,
+    "rabbitmq": _open_rabbitmq,
+}

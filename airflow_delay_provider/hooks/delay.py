@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
-from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice
+from airflow_delay_provider.domain.schedule import Hold, OnConflict, compose_message, parse_choice
 from airflow_delay_provider.exceptions import ConfigurationError, DelayError
 from airflow_delay_provider.hooks.connections import (
     DEFAULT_CONN_ID,
     connections_of_the_server,
     open_broker,
+    open_ledger,
+    open_plain_broker,
     require_undefined,
 )
 
@@ -31,6 +33,7 @@ class DelayHook(BaseHook):
     """Schedule, send, control and consume messages over one connection.
 
     :param delay_conn_id: the connection of a broker; ``delay_default`` works without being defined.
+    :param hold: who keeps the wait, ``broker`` or ``ledger``; None is what the connection says.
     """
 
     conn_name_attr = "delay_conn_id"
@@ -38,27 +41,41 @@ class DelayHook(BaseHook):
     conn_type = "delay"
     hook_name = "Delayed messages (embedded)"
 
-    def __init__(self, delay_conn_id: str = DEFAULT_CONN_ID, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, delay_conn_id: str = DEFAULT_CONN_ID, *, hold: Hold | str | None = None, clock: Clock | None = None
+    ) -> None:
         super().__init__()
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
         self.clock = clock
         self._broker: Broker | None = None
+        self._ledger: Ledger | None = None
 
     def get_conn(self) -> Broker:
         """Return the broker, opened once."""
         if self._broker is None:
-            self._broker = open_broker(self.delay_conn_id, self._find_connection(), clock=self.clock)
+            connection = self._find_connection()
+            self._broker = open_broker(self.delay_conn_id, connection, clock=self.clock, hold=self.hold)
         return self._broker
 
     def get_ledger(self) -> Ledger:
-        """Return the ledger in which messages of this connection can be listed and counted."""
-        ledger: Ledger | None = getattr(self.get_conn(), "ledger", None)
-        if ledger is None:
-            raise ConfigurationError(
-                f"delay_conn_id: the broker of connection {self.delay_conn_id!r} keeps no ledger, so its messages"
-                " cannot be listed; use a connection of type delay"
-            )
-        return ledger
+        """Return the ledger in which messages of this connection can be listed and counted.
+
+        For a broker that holds messages itself that is the configured one, into which a dispatcher projects them.
+        """
+        own: Ledger | None = getattr(self.get_conn(), "ledger", None)
+        if own is not None:
+            return own
+        if self._ledger is None:
+            self._ledger = open_ledger(None)
+        return self._ledger
+
+    def get_listed_destination(self) -> str | None:
+        """Return what a look at the ledger must be limited to; None is a ledger that is all of this connection's."""
+        if getattr(self.get_conn(), "ledger", None) is None:
+            return self.delay_conn_id
+        destination: str | None = getattr(self.get_conn(), "destination", None)
+        return destination
 
     def schedule(
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
@@ -103,6 +120,9 @@ class DelayHook(BaseHook):
         if self._broker is not None:
             self._broker.close()
             self._broker = None
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
 
     def _find_connection(self) -> Connection | None:
         from airflow.sdk.exceptions import AirflowNotFoundException
@@ -120,6 +140,6 @@ class DelayHook(BaseHook):
 
 
 def open_destination(conn_id: str) -> Broker:
-    """Return the broker that a dispatcher sends to; its connection may stand in Airflow's database."""
+    """Return the broker that a dispatcher sends to, as it is; its connection may stand in Airflow's database."""
     with connections_of_the_server():
-        return DelayHook(conn_id).get_conn()
+        return open_plain_broker(conn_id, DelayHook(conn_id)._find_connection())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.exceptions import InvalidMessageError, LifecycleError, UnknownMessageError
+from airflow_delay_provider.exceptions import InvalidMessageError, LifecycleError, NoRecallError, UnknownMessageError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker
@@ -41,7 +41,7 @@ def cancel_in_time(broker: Broker, message_ids: Sequence[str]) -> list[str]:
         try:
             broker.cancel(waiting)
             break
-        except UnknownMessageError:
+        except (UnknownMessageError, NoRecallError):
             raise
         except LifecycleError as error:
             # The error names one message; the others that are too late are found together, not one a round.

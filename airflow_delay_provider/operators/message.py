@@ -13,13 +13,14 @@ from airflow.sdk import BaseOperator
 
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.domain.schedule import compose_message, parse_choice, resolve_deliver_at
+from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice, resolve_deliver_at
 from airflow_delay_provider.exceptions import InvalidMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.counting import count_confirmed
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.failures import failing_at_once
 from airflow_delay_provider.hooks.message_ids import cancel_in_time, parse_message_ids
+from airflow_delay_provider.hooks.remembering import TaskMemory, schedule_once
 from airflow_delay_provider.links import DelayedMessageLink, message_url
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched
@@ -50,6 +51,8 @@ class ScheduleMessageOperator(BaseOperator):
     :param priority: 0 to 255.
     :param messages: many messages as dicts of the fields above, which then are the defaults of each.
     :param delay_conn_id: the connection of the broker.
+    :param hold: who keeps the wait: ``broker``, or ``ledger`` to be able to cancel and move messages on any broker;
+        None is what the connection says.
     :param on_conflict: what to do when an id is taken: ``keep``, ``fail`` or ``replace``.
     :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
     :param wait_for_dispatch: succeed only when all were dispatched; a cancelled or given-up message fails the task.
@@ -57,7 +60,7 @@ class ScheduleMessageOperator(BaseOperator):
         only once a triggerer has taken it over, about a second after it was deferred.
     """
 
-    template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", "delay_conn_id", "on_conflict", "on_past")
+    template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", "delay_conn_id", "hold", "on_conflict", "on_past")
     template_fields_renderers: ClassVar[dict[str, str]] = {"payload": "json", "headers": "json", "messages": "json"}
     operator_extra_links = (DelayedMessageLink(),)
     ui_color = "#dfeaf7"
@@ -76,6 +79,7 @@ class ScheduleMessageOperator(BaseOperator):
         priority: int | str | None = None,
         messages: Sequence[Mapping[str, Any]] | None = None,
         delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
         on_conflict: str = "keep",
         on_past: str = "deliver",
         wait_for_dispatch: bool = False,
@@ -94,6 +98,7 @@ class ScheduleMessageOperator(BaseOperator):
         self.priority = priority
         self.messages = messages
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
         self.on_conflict = on_conflict
         self.on_past = on_past
         self.wait_for_dispatch = wait_for_dispatch
@@ -104,18 +109,26 @@ class ScheduleMessageOperator(BaseOperator):
 
     def execute(self, context: Context) -> str | list[str]:
         self.message_link = ""
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
             broker = hook.get_conn()
+            if self.cancel_on_kill and not broker.can_recall:
+                raise InvalidMessageError(
+                    "cancel_on_kill", "this broker holds messages itself and gives none back", 'add hold="ledger"'
+                )
             messages = self._compose(context, now=broker.clock.now())
             ids = [message.id for message in messages]
-            # Taken before scheduling: whatever happens to the messages lies behind it.
-            since = broker.journal_end() if self.wait_for_dispatch else FROM_THE_START
-            receipts = hook.schedule(messages, on_conflict=self.on_conflict) if messages else []
+            policy = parse_choice("on_conflict", OnConflict, self.on_conflict)
+            memory = TaskMemory(None if broker.knows_ids else context.get("task_state_store"), ids)
+            if memory.since is None:
+                # Taken before scheduling: whatever happens to the messages lies behind it.
+                memory.since = broker.journal_end() if self.wait_for_dispatch else FROM_THE_START
+            since = memory.since
+            receipts = schedule_once(broker, messages, on_conflict=policy, memory=memory) if messages else []
             self._confirmed_ids = ids
             self._tell(context, messages, receipts)
             if not self.wait_for_dispatch:
                 return self._result(ids)
-            if any(receipt.outcome == "kept" for receipt in receipts):
+            if broker.knows_ids and any(receipt.outcome == "kept" for receipt in receipts):
                 # An earlier try scheduled them, so they may have ended before this one began.
                 since = FROM_THE_START
             ended = broker.find_outcomes(ids, since=since) if ids else {}
@@ -123,7 +136,11 @@ class ScheduleMessageOperator(BaseOperator):
             return self.execute_complete(context, describe_outcomes(ids, ended))
         self.defer(
             trigger=MessageDispatchedTrigger(
-                message_ids=ids, delay_conn_id=self.delay_conn_id, since=since, cancel_on_kill=self.cancel_on_kill
+                message_ids=ids,
+                delay_conn_id=self.delay_conn_id,
+                hold=self.hold,
+                since=since,
+                cancel_on_kill=self.cancel_on_kill,
             ),
             method_name="execute_complete",
         )
@@ -138,7 +155,7 @@ class ScheduleMessageOperator(BaseOperator):
 
     def on_kill(self) -> None:
         if self.cancel_on_kill and self._confirmed_ids:
-            with closing(DelayHook(self.delay_conn_id)) as hook:
+            with closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
                 too_late = cancel_in_time(hook.get_conn(), self._confirmed_ids)
             cancelled = len(self._confirmed_ids) - len(too_late)
             self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
@@ -204,9 +221,10 @@ class CancelMessageOperator(BaseOperator):
     :param message_ids: an id, a list of ids, or the output of the task that scheduled them (templated).
     :param on_too_late: ``fail`` cancels all or none; ``ignore`` cancels those that still wait.
     :param delay_conn_id: the connection of the broker.
+    :param hold: who keeps their wait, as when they were scheduled.
     """
 
-    template_fields: Sequence[str] = ("message_ids", "on_too_late", "delay_conn_id")
+    template_fields: Sequence[str] = ("message_ids", "on_too_late", "delay_conn_id", "hold")
     ui_color = "#f7e6df"
 
     def __init__(
@@ -215,15 +233,17 @@ class CancelMessageOperator(BaseOperator):
         message_ids: str | Sequence[str],
         on_too_late: str = "fail",
         delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.message_ids = message_ids
         self.on_too_late = on_too_late
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
 
     def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
             ids = parse_message_ids(self.message_ids)
             too_late: list[str] = []
             if parse_choice("on_too_late", OnTooLate, self.on_too_late) is OnTooLate.IGNORE:
@@ -244,9 +264,10 @@ class RescheduleMessageOperator(BaseOperator):
     :param expedite: or make them due now.
     :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
     :param delay_conn_id: the connection of the broker.
+    :param hold: who keeps their wait, as when they were scheduled.
     """
 
-    template_fields: Sequence[str] = ("message_ids", *_TIME_FIELDS, "on_past", "delay_conn_id")
+    template_fields: Sequence[str] = ("message_ids", *_TIME_FIELDS, "on_past", "delay_conn_id", "hold")
     ui_color = "#eef7df"
 
     def __init__(
@@ -258,6 +279,7 @@ class RescheduleMessageOperator(BaseOperator):
         expedite: bool = False,
         on_past: str = "deliver",
         delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -267,9 +289,10 @@ class RescheduleMessageOperator(BaseOperator):
         self.expedite = expedite
         self.on_past = on_past
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
 
     def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
             ids = parse_message_ids(self.message_ids)
             given = [name for name in (*_TIME_FIELDS, "expedite") if getattr(self, name) not in (None, False)]
             if len(given) != 1:

@@ -33,22 +33,25 @@ class MessageDispatchedSensor(BaseSensorOperator):
 
     :param message_ids: an id, a list of ids, or the output of the task that scheduled them (templated).
     :param delay_conn_id: the connection of the broker.
+    :param hold: who keeps their wait, as when they were scheduled.
     :param deferrable: wait without a worker slot.
     """
 
-    template_fields: Sequence[str] = ("message_ids", "delay_conn_id")
+    template_fields: Sequence[str] = ("message_ids", "delay_conn_id", "hold")
 
     def __init__(
         self,
         *,
         message_ids: str | Sequence[str],
         delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.message_ids = message_ids
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> None:
@@ -57,7 +60,9 @@ class MessageDispatchedSensor(BaseSensorOperator):
         elif not self.poke(context):
             self.defer(
                 trigger=MessageDispatchedTrigger(
-                    message_ids=parse_message_ids(self.message_ids), delay_conn_id=self.delay_conn_id
+                    message_ids=parse_message_ids(self.message_ids),
+                    delay_conn_id=self.delay_conn_id,
+                    hold=self.hold,
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout),
@@ -65,7 +70,7 @@ class MessageDispatchedSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:  # noqa: ARG002 - Airflow's signature
         """Say whether all messages have ended; raise when one of them was not dispatched."""
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
             ids = parse_message_ids(self.message_ids)
             ended = hook.get_conn().find_outcomes(ids, since=FROM_THE_START) if ids else {}
         require_dispatched(describe_outcomes(list(ended), ended))

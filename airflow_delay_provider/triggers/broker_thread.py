@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.exceptions import ConfigurationError
@@ -18,6 +18,9 @@ from airflow_delay_provider.hooks.delay import DelayHook
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker
+
+    #: The kind of thread, its event loop, the connection and who holds its messages.
+    Key: TypeAlias = tuple[type["BrokerThread"], asyncio.AbstractEventLoop, str, str | None]
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +38,11 @@ class BrokerThread(ABC):
     #: Waits between attempts while the broker is away.
     outage = Backoff()
 
-    _running: ClassVar[dict[tuple[type[BrokerThread], asyncio.AbstractEventLoop, str], BrokerThread]] = {}
+    _running: ClassVar[dict[Key, BrokerThread]] = {}
 
-    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop, *, hold: str | None = None) -> None:
         self.conn_id = conn_id
+        self.hold = hold
         self.loop = loop
         self.users = 0
         self.thread = threading.Thread(target=self._run, name=f"{type(self).__name__}-{conn_id}", daemon=True)
@@ -50,13 +54,13 @@ class BrokerThread(ABC):
 
     @classmethod
     @contextmanager
-    def shared(cls, conn_id: str) -> Iterator[Self]:
-        """Share the thread of this connection with all other users on this event loop."""
+    def shared(cls, conn_id: str, *, hold: str | None = None) -> Iterator[Self]:
+        """Share the thread of this connection and hold with all other users on this event loop."""
         loop = asyncio.get_running_loop()
-        key = (cls, loop, conn_id)
+        key = (cls, loop, conn_id, hold)
         shared = cls._running.get(key)
         if not isinstance(shared, cls):
-            shared = cls._running[key] = cls(conn_id, loop)
+            shared = cls._running[key] = cls(conn_id, loop, hold=hold)
             shared.thread.start()
         shared.users += 1
         try:
@@ -68,8 +72,9 @@ class BrokerThread(ABC):
 
     def stop(self) -> None:
         """Let the thread end after its current call; runs on the event loop."""
-        if self._running.get((type(self), self.loop, self.conn_id)) is self:
-            del self._running[type(self), self.loop, self.conn_id]
+        key = (type(self), self.loop, self.conn_id, self.hold)
+        if self._running.get(key) is self:
+            del self._running[key]
         self._stop.set()
         self._look_now.set()
 
@@ -93,7 +98,7 @@ class BrokerThread(ABC):
             self._stop.set()
 
     def _run(self) -> None:
-        hook = DelayHook(self.conn_id)
+        hook = DelayHook(self.conn_id, hold=self.hold)
         while not self._stop.is_set():
             self._look_now.clear()
             try:

@@ -38,8 +38,8 @@ class ChannelWatch(BrokerThread):
 
     interval = 0.5
 
-    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(conn_id, loop)
+    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop, *, hold: str | None = None) -> None:
+        super().__init__(conn_id, loop, hold=hold)
         self._waiters: dict[Watch, list[asyncio.Future[str]]] = {}
         #: What the thread reads: replaced as a whole, never changed.
         self._watches: tuple[Watch, ...] = ()

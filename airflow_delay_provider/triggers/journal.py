@@ -46,8 +46,8 @@ class JournalTail(BrokerThread):
     or among the entries that are read after it. A look-back that fails is asked again.
     """
 
-    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(conn_id, loop)
+    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop, *, hold: str | None = None) -> None:
+        super().__init__(conn_id, loop, hold=hold)
         self.interval = _poll_interval()
         self._waiters: dict[str, list[_Waiter]] = {}
         self._look_backs: deque[_LookBack] = deque()

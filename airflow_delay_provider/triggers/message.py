@@ -26,6 +26,7 @@ class MessageDispatchedTrigger(BaseTrigger):
 
     :param message_ids: the messages.
     :param delay_conn_id: the connection of their broker.
+    :param hold: who keeps their wait; None is what the connection says.
     :param since: journal position from before they were scheduled.
     :param cancel_on_kill: cancel those that still wait when a user ends the task.
     """
@@ -35,12 +36,14 @@ class MessageDispatchedTrigger(BaseTrigger):
         *,
         message_ids: Sequence[str],
         delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
         since: str = FROM_THE_START,
         cancel_on_kill: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
         self.message_ids = list(message_ids)
         self.delay_conn_id = delay_conn_id
+        self.hold = hold
         self.since = since
         self.cancel_on_kill = cancel_on_kill
 
@@ -48,13 +51,14 @@ class MessageDispatchedTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             "message_ids": self.message_ids,
             "delay_conn_id": self.delay_conn_id,
+            "hold": self.hold,
             "since": self.since,
             "cancel_on_kill": self.cancel_on_kill,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         began = time.monotonic()
-        with JournalTail.shared(self.delay_conn_id) as tail:
+        with JournalTail.shared(self.delay_conn_id, hold=self.hold) as tail:
             entries = await tail.outcomes(self.message_ids, since=self.since)
         await let_deferral_settle(self, began=began)
         yield _event(describe_outcomes(self.message_ids, entries))
@@ -66,7 +70,7 @@ class MessageDispatchedTrigger(BaseTrigger):
             self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
 
     def _cancel(self) -> list[str]:
-        hook = DelayHook(self.delay_conn_id)
+        hook = DelayHook(self.delay_conn_id, hold=self.hold)
         try:
             return cancel_in_time(hook.get_conn(), self.message_ids)
         finally:

@@ -68,6 +68,7 @@ def test_the_settings_have_working_defaults() -> None:
     assert conf.getint("delay", "dispatcher_health_port") == 8795
     assert conf.getfloat("delay", "retention_days") == 30
     assert conf.get("delay", "ledger_url") == ""
+    assert conf.get("delay", "project_connections") == ""
 
 
 def test_reading_it_imports_nothing_but_the_standard_library() -> None:

@@ -291,7 +291,7 @@ def test_waiting_defers_with_ids_and_nothing_of_the_content(broker: EmbeddedBrok
 
     path, arguments = trigger.serialize()
     assert path == "airflow_delay_provider.triggers.message.MessageDispatchedTrigger"
-    assert set(arguments) == {"message_ids", "delay_conn_id", "since", "cancel_on_kill"}
+    assert set(arguments) == {"message_ids", "delay_conn_id", "hold", "since", "cancel_on_kill"}
     assert "secret" not in repr(arguments)
 
 

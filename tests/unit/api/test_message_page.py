@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,11 @@ from sqlalchemy import update
 from airflow_delay_provider.api.app import create_app
 from airflow_delay_provider.api.ledgers import KEPT, OpenLedgers
 from airflow_delay_provider.api.message_page import PREVIEW_BYTES, SHOWN_ENTRIES, describe_moment, describe_span
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
+from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.ledger import projection
 from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.plugins.delay import DelayPlugin
 from airflow_delay_provider.testing.clock import START
@@ -316,6 +321,34 @@ def test_another_connection_has_its_own_ledger(
         page = client.get(f"/messages/{message_id}", params={"conn_id": "delay_other"})
     assert page.status_code == 200
     assert "delay_other" in page.text
+
+
+def test_a_message_that_a_broker_holds_is_shown_from_the_configured_ledger(
+    client: TestClient, delay_kit: DelayTestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A45: and no message of another connection."""
+    own = delay_kit.schedule("invoices")
+    held = Message(id="held", channel="orders", payload=b"hello", deliver_at=START + timedelta(hours=2))
+    entry = JournalEntry(
+        message_id="held",
+        change=Change.SCHEDULED,
+        at=START,
+        channel="orders",
+        deliver_at=held.deliver_at,
+        position="1",
+        message=held,
+    )
+    delay_kit.broker.ledger.transact(
+        lambda c: projection.project(c, "rabbit", [entry], after=FROM_THE_START, position="1")
+    )
+    real = DelayHook.get_conn
+    broker = SimpleNamespace(clock=delay_kit.clock)
+    monkeypatch.setattr(DelayHook, "get_conn", lambda hook: broker if hook.delay_conn_id == "rabbit" else real(hook))
+    monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", delay_kit.url)
+    page = client.get("/messages/held", params={"conn_id": "rabbit"})
+    assert page.status_code == 200
+    assert "Due in 2 h" in words(page.text)
+    assert client.get(f"/messages/{own}", params={"conn_id": "rabbit"}).status_code == 404
 
 
 def test_the_page_does_not_tell_which_connections_exist(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
