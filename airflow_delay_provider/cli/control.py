@@ -16,7 +16,7 @@ from airflow_delay_provider.exceptions import InvalidMessageError
 @command
 def cancel(args: Namespace) -> None:
     """Make sure that none of the messages is dispatched."""
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         hook.get_conn().cancel(_ids_of(args))
     _print_change(args, Change.CANCELLED)
 
@@ -28,7 +28,7 @@ def reschedule(args: Namespace) -> None:
         raise InvalidMessageError(
             "deliver_at", "no time is given", "give --at or --after, or use `airflow delay expedite` for now"
         )
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         broker = hook.get_conn()
         deliver_at = resolve_deliver_at(
             deliver_at=args.at, deliver_after=args.after, on_past=args.on_past, now=broker.clock.now()
@@ -40,7 +40,7 @@ def reschedule(args: Namespace) -> None:
 @command
 def expedite(args: Namespace) -> None:
     """Make all of the messages due now."""
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         hook.get_conn().expedite(_ids_of(args))
     _print_change(args, Change.EXPEDITED)
 

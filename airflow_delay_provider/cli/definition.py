@@ -19,6 +19,8 @@ _EXIT_CODES = "exit codes: 0 done, 1 refused by the message's state, 2 bad input
 _CONN_ID = _arg("--conn-id", default=DEFAULT_CONN_ID, help=f"connection of the broker (default: {DEFAULT_CONN_ID})")
 _OUTPUT = _arg("-o", "--output", choices=("table", "json"), default="table", help="how to print (default: table)")
 _COMMON = (_CONN_ID, _OUTPUT)
+_YES = _arg("-y", "--yes", action="store_true", help="do it")
+_HOLD = _arg("--hold", choices=("broker", "ledger"), help="who keeps the wait (default: what the connection says)")
 
 _CHANNEL = _arg("channel", metavar="CHANNEL", help="where the messages go")
 _OPTIONAL_CHANNEL = _arg(
@@ -50,7 +52,7 @@ def get_delay_cli_commands() -> list[GroupCommand | ActionCommand]:
         GroupCommand(
             name="delay",
             help="Delayed and scheduled messages",
-            subcommands=(*_scheduling(), *_looking(), *_control(), _consume(), _dispatcher(), _db()),
+            subcommands=(*_scheduling(), *_looking(), *_control(), _consume(), _dispatcher(), _topology(), _db()),
         )
     ]
 
@@ -73,8 +75,9 @@ def _scheduling() -> tuple[ActionCommand, ...]:
                 default="keep",
                 help="if the id is taken (default: keep)",
             ),
+            _HOLD,
         ),
-        _command("send", "Put a message into its channel now", "scheduling.send", _CHANNEL, *_MESSAGE),
+        _command("send", "Put a message into its channel now", "scheduling.send", _CHANNEL, *_MESSAGE, _HOLD),
     )
 
 
@@ -102,11 +105,18 @@ def _looking() -> tuple[ActionCommand, ...]:
 
 def _control() -> tuple[ActionCommand, ...]:
     return (
-        _command("cancel", "Never dispatch messages that wait", "control.cancel", _IDS),
+        _command("cancel", "Never dispatch messages that wait", "control.cancel", _IDS, _HOLD),
         _command(
-            "reschedule", "Move messages that wait to another time", "control.reschedule", _IDS, _AT, _AFTER, _ON_PAST
+            "reschedule",
+            "Move messages that wait to another time",
+            "control.reschedule",
+            _IDS,
+            _AT,
+            _AFTER,
+            _ON_PAST,
+            _HOLD,
         ),
-        _command("expedite", "Make messages that wait due now", "control.expedite", _IDS),
+        _command("expedite", "Make messages that wait due now", "control.expedite", _IDS, _HOLD),
     )
 
 
@@ -154,8 +164,41 @@ def _dispatcher() -> ActionCommand:
             _arg("--poll-interval", metavar="SECONDS", help="how soon a message scheduled just now is noticed"),
             _arg("--rate-limit", metavar="NUMBER", help="most messages a second, 0 is no limit"),
             _arg("--retention-days", metavar="DAYS", help="how long messages that ended are kept"),
+            _arg(
+                "--project",
+                metavar="CONN",
+                action="append",
+                help="list what the broker of this connection holds, by following its journal; may be repeated",
+            ),
             _arg("--health-host", metavar="HOST", help="where /health and /metrics answer"),
             _arg("--health-port", metavar="PORT", help="0 is any free port, -1 is no HTTP"),
+        ),
+    )
+
+
+def _topology() -> GroupCommand:
+    return GroupCommand(
+        name="topology",
+        help="What a broker needs before messages can wait in it",
+        subcommands=(
+            _command(
+                "create",
+                "Create what is missing",
+                "topology.create",
+                _arg(
+                    "--channel",
+                    action="append",
+                    help="also the way to this channel, for publishers that may not bind; may be repeated",
+                ),
+            ),
+            _command("verify", "Say what is wrong or needs care, and change nothing", "topology.verify"),
+            _command(
+                "delete",
+                "Take everything away",
+                "topology.delete",
+                _arg("--force", action="store_true", help="even if messages wait, which are lost then"),
+                _YES,
+            ),
         ),
     )
 
@@ -172,7 +215,7 @@ def _db() -> GroupCommand:
                 "Take the tables back to an older version",
                 "database.downgrade",
                 _arg("--revision", default="base", help="default: base, which drops the tables and all messages"),
-                _arg("-y", "--yes", action="store_true", help="do it"),
+                _YES,
             ),
         ),
     )

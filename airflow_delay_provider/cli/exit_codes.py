@@ -16,6 +16,7 @@ from airflow_delay_provider.exceptions import (
     DelayError,
     InvalidMessageError,
     LifecycleError,
+    MessagesWaitError,
 )
 
 Handler = Callable[[Namespace], None]
@@ -72,7 +73,7 @@ def exit_code_of(error: BaseException | None) -> ExitCode:
     match error:
         case InvalidMessageError():
             return ExitCode.BAD_INPUT
-        case LifecycleError():
+        case LifecycleError() | MessagesWaitError():
             return ExitCode.REFUSED
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_delay_provider.cli.exit_codes import command
-from airflow_delay_provider.cli.opening import open_ledger
+from airflow_delay_provider.cli.opening import open_listing
 from airflow_delay_provider.cli.options import parse_count
 from airflow_delay_provider.cli.output import (
     history_fields,
@@ -47,8 +47,10 @@ def list_messages(args: Namespace) -> None:
     channel = None if args.channel is None else require_channel(args.channel)
     states = [State.parse(text) for text in args.state or ()]
     size = parse_count("limit", args.limit)
-    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
-        page = listing.page(connection, channel=channel, states=states, token=args.page, size=size)
+    with open_listing(args.conn_id) as (ledger, destination), ledger.read() as connection:
+        page = listing.page(
+            connection, channel=channel, destination=destination, states=states, token=args.page, size=size
+        )
     messages = [record_fields(record) for record in page.records]
     if args.output == "json":
         print_document({"messages": messages, "next": page.next, "prev": page.prev})
@@ -63,8 +65,8 @@ def list_messages(args: Namespace) -> None:
 def show(args: Namespace) -> None:
     """Print one message with its history; with ``--payload`` and no JSON, its payload and nothing else."""
     require_message_id(args.id)
-    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
-        record = listing.get(connection, args.id)
+    with open_listing(args.conn_id) as (ledger, destination), ledger.read() as connection:
+        record = listing.get(connection, args.id, destination=destination)
         history = [history_fields(entry) for entry in listing.get_history(connection, args.id)]
     payload = record.message.payload
     fields = record_fields(record) | {"payload_bytes": len(payload)}
@@ -85,23 +87,28 @@ def status(args: Namespace) -> None:
     """Print how many messages each channel has in each state, what is next and whether it is late."""
     channel = None if args.channel is None else require_channel(args.channel)
     now = SystemClock().now()
-    with open_ledger(args.conn_id) as ledger, ledger.read() as connection:
-        if channel is None:
-            by_channel = counts.by_channel(connection)
-        else:
-            by_channel = {channel: counts.by_state(connection, channel=channel)}
-        channels = [{"channel": name, **_waiting(connection, name, states, now)} for name, states in by_channel.items()]
-        total = _waiting(connection, channel, counts.by_state(connection, channel=channel), now)
+    with open_listing(args.conn_id) as (ledger, destination), ledger.read() as connection:
+        total = counts.by_state(connection, channel=channel, destination=destination)
+        by_channel = counts.by_channel(connection, destination=destination) if channel is None else {channel: total}
+        channels = [
+            {"channel": name, **_waiting(connection, name, destination, states, now)}
+            for name, states in by_channel.items()
+        ]
+        overall = _waiting(connection, channel, destination, total, now)
     if args.output == "json":
-        print_document(total | {"channels": channels})
+        print_document(overall | {"channels": channels})
         return
     columns = ("channel", *(state.name for state in State), "next_due", "overdue_seconds")
-    rows = [*channels, {"channel": "(all)", **total}] if channel is None else channels
+    rows = [*channels, {"channel": "(all)", **overall}] if channel is None else channels
     print_table(columns, [[(row | row["counts"])[name] for name in columns] for row in rows])
 
 
-def _waiting(connection: Connection, channel: str | None, states: Mapping[State, int], now: datetime) -> dict[str, Any]:
-    due = listing.next_scheduled_at(connection, channel=channel) if states[State.SCHEDULED] else None
+def _waiting(
+    connection: Connection, channel: str | None, destination: str | None, states: Mapping[State, int], now: datetime
+) -> dict[str, Any]:
+    due = None
+    if states[State.SCHEDULED]:
+        due = listing.next_scheduled_at(connection, channel=channel, destination=destination)
     return {
         "counts": {state.name: n for state, n in states.items()},
         "next_due": iso(due),

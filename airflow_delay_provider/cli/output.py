@@ -93,6 +93,7 @@ def record_fields(record: MessageRecord) -> dict[str, Any]:
         "lateness_seconds": None if late is None else late.total_seconds(),
         "updated_at": iso(record.updated_at),
         "destination": record.destination,
+        "hold": "broker" if record.held_by_broker else "ledger",
         "generation": record.generation,
     }
 

@@ -41,6 +41,7 @@ def _config_of(args: Namespace) -> DispatcherConfig:
         # Zero is no limit.
         rate_limit=parse_number(*_setting(args, "rate_limit"), from_zero=True) or None,
         retention=timedelta(days=parse_number(*_setting(args, "retention_days"))),
+        project=_projected(args),
         health_host=_setting(args, "health_host")[1],
         health_port=None if health_port < 0 else health_port,
     )
@@ -55,6 +56,13 @@ def _setting(args: Namespace, name: str) -> tuple[str, str]:
         return name.replace("_", "-"), given
     key = name if name == "retention_days" else f"dispatcher_{name}"
     return f"[delay] {key}", conf.get("delay", key)
+
+
+def _projected(args: Namespace) -> tuple[str, ...]:
+    from airflow.sdk.configuration import conf
+
+    given = args.project or conf.get("delay", "project_connections").split(",")
+    return tuple(name for name in (each.strip() for each in given) if name)
 
 
 def _parse_port(name: str, text: str) -> int:

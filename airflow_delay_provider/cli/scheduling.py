@@ -30,7 +30,7 @@ def schedule(args: Namespace) -> None:
         return
     channel = _require_channel(args)
     connect_metrics()
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         message = hook.compose(
             channel,
             read_payload(args, max_bytes=hook.get_conn().limits.max_payload_bytes),
@@ -49,7 +49,7 @@ def schedule(args: Namespace) -> None:
 def send(args: Namespace) -> None:
     """Put one message into its channel now."""
     connect_metrics()
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         broker = hook.get_conn()
         message = hook.compose(
             args.channel,
@@ -74,7 +74,7 @@ def _schedule_file(args: Namespace) -> None:
         options=message_options(args),
     )
     connect_metrics()
-    with open_hook(args.conn_id) as hook:
+    with open_hook(args.conn_id, hold=args.hold) as hook:
         outcomes = schedule_file(
             hook.get_conn(),
             Path(args.file),

@@ -49,10 +49,13 @@ def test_every_command_leads_to_a_function() -> None:
         "delay send",
         "delay show",
         "delay status",
+        "delay topology create",
+        "delay topology delete",
+        "delay topology verify",
     ]
 
 
-@pytest.mark.parametrize("name", ["schedule", "consume", "list", "db downgrade", "dispatcher"])
+@pytest.mark.parametrize("name", ["schedule", "consume", "list", "topology verify", "db downgrade", "dispatcher"])
 def test_help_names_the_exit_codes(delay: CommandLine, name: str) -> None:
     result = delay(*name.split(), "--help")
     assert result.code == 0

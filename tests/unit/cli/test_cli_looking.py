@@ -192,12 +192,3 @@ def test_status_says_how_long_the_first_message_is_overdue(five: CommandLine) ->
     invoices, orders, both = (line.split() for line in five("status").out.splitlines()[-3:])
     assert (invoices[0], orders[0], both[0]) == ("invoices", "orders", "(all)")
     assert float(invoices[-1]) == 0 < float(orders[-1])
-
-
-def test_a_broker_without_a_ledger_says_so(delay: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_delay_provider.hooks.delay import DelayHook
-
-    monkeypatch.setattr(DelayHook, "get_conn", lambda _: object())
-    result = delay("list")
-    assert result.code == 3
-    assert "keeps no ledger, so its messages cannot be listed; use a connection of type delay" in result.err

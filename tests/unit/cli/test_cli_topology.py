@@ -1,0 +1,103 @@
+"""`airflow delay topology` as a command: what it asks of a broker, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from airflow_delay_provider.brokers.base import Finding, Provisioned
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.exceptions import MessagesWaitError
+from airflow_delay_provider.hooks import connections
+from airflow_delay_provider.ledger.database import Ledger
+from tests.unit.cli.commandline import CommandLine
+
+ADVICE = Finding(text="could be better", is_problem=False)
+PROBLEM = Finding(text="is broken; mend it")
+
+
+class Built(EmbeddedBroker, Provisioned):
+    """Stands for a broker that needs objects of its own."""
+
+    findings: Sequence[Finding] = ()
+    asked: list[object]
+
+    def create_topology(self, channels: Sequence[str] = ()) -> str:
+        self.asked.append(["create", *channels])
+        return "delay.v1.built"
+
+    def verify_topology(self) -> list[Finding]:
+        return list(self.findings)
+
+    def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
+        if not even_if_messages_wait:
+            raise MessagesWaitError("3 messages wait and would be lost; add --force to lose them")
+        self.asked.append("delete")
+        return "delay.v1.built"
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> type[Built]:
+    """The broker of the connection ``far``, whose messages the ledger holds."""
+
+    class Fresh(Built):
+        asked: list[object] = []  # noqa: RUF012 - one for each test
+
+    monkeypatch.setitem(connections._BROKERS, "built", lambda _connection, _clock: Fresh(Ledger(sqlite_url)))
+    monkeypatch.setenv("AIRFLOW_CONN_FAR", json.dumps({"conn_type": "built", "extra": {"hold": "ledger"}}))
+    return Fresh
+
+
+def test_create_prepares_the_way_to_channels(delay: CommandLine, built: type[Built]) -> None:
+    words = ["topology", "create", "--conn-id", "far"]
+    assert delay.document(*words) == {"topology": "delay.v1.built", "channels": []}
+    shown = delay(*words, "--channel", "orders", "--channel", "events:order.created")
+    assert (shown.code, shown.out.split()) == (
+        0,
+        ["topology", "delay.v1.built", "channels", "orders,", "events:order.created"],
+    )
+    assert built.asked == [["create"], ["create", "orders", "events:order.created"]]
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "problems"), [((), 0, 0), ((ADVICE,), 0, 0), ((ADVICE, PROBLEM), 1, 1)], ids=str
+)
+def test_verify_ends_with_one_only_if_something_is_wrong(
+    delay: CommandLine, built: type[Built], findings: Sequence[Finding], code: int, problems: int
+) -> None:
+    built.findings = findings
+    result = delay("topology", "verify", "--conn-id", "far", "--output", "json")
+    assert result.code == code
+    assert result.document["problems"] == problems
+    assert [each["text"] for each in result.document["findings"]] == [finding.text for finding in findings]
+    shown = delay("topology", "verify", "--conn-id", "far")
+    assert shown.code == code
+    assert shown.out.splitlines()[0].split() == ["problems", str(problems)]
+    assert all(finding.text in shown.out for finding in findings)
+    assert ("problem " in shown.out) == (problems > 0)
+
+
+def test_delete_wants_to_be_confirmed_and_forced(delay: CommandLine, built: type[Built]) -> None:
+    words = ["topology", "delete", "--conn-id", "far"]
+    unconfirmed = delay(*words, "--force")
+    assert unconfirmed.code == 2
+    assert unconfirmed.err == (
+        "yes: nothing can be scheduled once the topology is gone; add --yes to delete it all the same\n"
+    )
+    refused = delay(*words, "--yes")
+    assert (refused.code, refused.err) == (1, "3 messages wait and would be lost; add --force to lose them\n")
+    assert built.asked == []
+    assert delay.document(*words, "--yes", "--force") == {"topology": "delay.v1.built", "deleted": True}
+    assert built.asked == ["delete"]
+
+
+@pytest.mark.parametrize("words", [["create"], ["verify"], ["delete", "--yes"]])
+def test_a_broker_that_needs_none_says_so(delay: CommandLine, words: list[str]) -> None:
+    result = delay("topology", *words)
+    assert (result.code, result.out) == (3, "")
+    assert result.err == (
+        "--conn-id (delay_conn_id): the broker of connection 'delay_default' needs no topology, so there is nothing to"
+        " create, verify or delete; name a connection of type rabbitmq\n"
+    )
