@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
+
+from tests.given import require_server
 
 URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
 
 
 def require_postgres() -> str:
     """The server to create databases on; without one the test is skipped, on CI it fails."""
-    url = os.environ.get(URL_VARIABLE)
-    if url:
-        return url
-    reason = f"{URL_VARIABLE} is not set: no PostgreSQL to test with"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return require_server(URL_VARIABLE, "PostgreSQL")
 
 
 @contextmanager

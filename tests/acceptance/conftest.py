@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.ledger.database import Ledger
+from tests.acceptance.runs import Run, Start
 from tests.databases import fresh_database
+from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
+from tests.rabbits import connection_of
 from tests.servers.airflow import Airflow, AirflowConfig
 from tests.servers.airflow_api import AirflowApi
 
 ROOT = Path(__file__).parents[2]
 USERS = {"admin": "admin", "viewer": "viewer"}
-# A triggerer that was killed is given up after 30 s by default; its successor waits for that.
-SETTINGS = {"triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"}}
+SETTINGS = {
+    # A triggerer that was killed is given up after 30 s by default; its successor waits for that.
+    "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
+    "core": {"test_connection": "Enabled"},
+}
+
+
+def connections() -> dict[str, str]:
+    """The brokers there are: tests that need one that is missing skip, or fail on CI."""
+    url = os.environ.get(RABBITMQ_VARIABLE)
+    if not url:
+        return {}
+    good = connection_of(url)
+    return {
+        "rabbitmq_default": json.dumps(good),
+        "rabbitmq_wrong_password": json.dumps(good | {"password": "s3cret-but-wrong"}),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +51,7 @@ def airflow() -> Iterator[Airflow]:
             database_url=database_url,
             ledger_url=ledger_url,
             users=USERS,
+            connections=connections(),
             python_path=[ROOT],
             settings=SETTINGS,
         )
@@ -52,3 +73,14 @@ def broker(airflow: Airflow) -> Iterator[EmbeddedBroker]:
     """The broker that the DAGs use."""
     with EmbeddedBroker(Ledger(airflow.ledger_url)) as opened:
         yield opened
+
+
+@pytest.fixture
+def start(api: AirflowApi) -> Start:
+    """Start a run of a DAG."""
+
+    def start_run(dag_id: str, *arguments: Any, **options: Any) -> Run:
+        api.wait_for_dag(dag_id)
+        return Run(api, dag_id, api.trigger(dag_id, *arguments, **options))
+
+    return start_run

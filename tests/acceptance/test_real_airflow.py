@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -16,50 +14,12 @@ from airflow_delay_provider.domain.message import Message, decode_payload
 from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.records import MessageRecord
+from tests.acceptance.runs import DEFERRED, Run, Start
 from tests.servers.airflow import Airflow
 from tests.servers.airflow_api import AirflowApi
 
-DEFERRED = frozenset({"deferred"})
 #: More messages than any channel here has.
 MANY = 1000
-
-
-@dataclass(frozen=True)
-class Run:
-    """One DAG run."""
-
-    api: AirflowApi
-    dag_id: str
-    run_id: str
-
-    def wait(self, state: str = "success") -> None:
-        assert self.api.wait_for_run(self.dag_id, self.run_id) == state, self.states()
-
-    def wait_for_task(self, task_id: str, states: frozenset[str]) -> dict[str, Any]:
-        return self.api.wait_for_task(self.dag_id, self.run_id, task_id, states)
-
-    def states(self) -> dict[str, str]:
-        return {task["task_id"]: task["state"] for task in self.api.tasks(self.dag_id, self.run_id)}
-
-    def task(self, task_id: str) -> dict[str, Any]:
-        return self.api.task(self.dag_id, self.run_id, task_id)
-
-    def result(self, task_id: str, *, map_index: int = -1) -> Any:
-        return self.api.xcom(self.dag_id, self.run_id, task_id, map_index=map_index)
-
-    def log(self, task_id: str) -> str:
-        return "\n".join(json.dumps(line) for line in self.api.log(self.dag_id, self.run_id, task_id))
-
-
-@pytest.fixture
-def start(api: AirflowApi) -> Callable[..., Run]:
-    """Start a run of a DAG."""
-
-    def start_run(dag_id: str, **options: Any) -> Run:
-        api.wait_for_dag(dag_id)
-        return Run(api, dag_id, api.trigger(dag_id, **options))
-
-    return start_run
 
 
 @pytest.fixture
@@ -90,7 +50,6 @@ def record(broker: EmbeddedBroker) -> Callable[[str], MessageRecord]:
     return look
 
 
-Start = Callable[..., Run]
 Records = Callable[[str], list[MessageRecord]]
 Record = Callable[[str], MessageRecord]
 Content = Callable[[str], list[Message]]

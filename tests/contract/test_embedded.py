@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -18,7 +17,6 @@ from airflow_delay_provider.testing.kit import DelayTestKit
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import BrokerHarness
 from tests.contract.journal import Tail
-from tests.databases import fresh_database
 
 
 class EmbeddedHarness(BrokerHarness):
@@ -40,19 +38,6 @@ class EmbeddedHarness(BrokerHarness):
 
     def dispatch(self) -> None:
         self.kit.dispatch()
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def shared_ledger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """One database for all tests here: names are fresh, as they must be on any broker."""
-    with ExitStack() as stack:
-        if request.param == "sqlite":
-            url = f"sqlite:///{tmp_path_factory.mktemp('contract') / 'ledger.db'}"
-        else:
-            url = stack.enter_context(fresh_database(template=request.getfixturevalue("migrated_postgres")))
-        ledger = Ledger(url)
-        stack.callback(ledger.close)
-        yield ledger
 
 
 @pytest.fixture

@@ -93,6 +93,8 @@ def schedule(ledger: Ledger, delay: timedelta) -> None:
 def test_the_process_dispatches_reports_and_stops_gracefully(ledger: Ledger, ledger_url: str, tmp_path: Path) -> None:
     """B23, B38, B39, B41, B50"""
     with running(tmp_path, "--ledger", ledger_url) as process:
+        # A new database takes longer than the message waits, which would then be dispatched where it is scheduled.
+        wait_for(lambda: process.health()[1]["well"], what="a good start")
         schedule(ledger, timedelta(milliseconds=300))
         schedule(ledger, timedelta(hours=1))
         wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, what="the message in its channel")

@@ -15,9 +15,10 @@ from typing import NoReturn
 
 from tests.servers.postgres import Postgres
 from tests.servers.process import dies_with_parent
+from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.server import Server, UnavailableError
 
-SERVERS: dict[str, Callable[[], Server]] = {"postgres": Postgres}
+SERVERS: dict[str, Callable[[], Server]] = {"postgres": Postgres, "rabbitmq": RabbitMQ}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What a command interrupted by us gets to clean up after itself.
 PATIENCE_SECONDS = 30

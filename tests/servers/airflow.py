@@ -43,6 +43,8 @@ class AirflowConfig:
     parallelism: int = 4
     #: User (also the password) to role; empty makes everybody an administrator, without a login.
     users: Mapping[str, str] = field(default_factory=dict)
+    #: Connections by id, as URI or JSON.
+    connections: Mapping[str, str] = field(default_factory=dict)
     #: Where all components find further modules.
     python_path: Sequence[Path] = ()
     #: Further settings by section.
@@ -91,6 +93,7 @@ class Airflow:
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(map(str, self.config.python_path)),
             "PYTHONUNBUFFERED": "1",
+            **{f"AIRFLOW_CONN_{conn_id.upper()}": text for conn_id, text in self.config.connections.items()},
         }
 
     def prepare(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.servers import process
-from tests.servers.sessions import Guardian, kill_session
+from tests.servers.sessions import Guardian, kill_session, running_members
 
 FoundT = TypeVar("FoundT")
 
@@ -58,6 +58,10 @@ class Component:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(0.0, deadline - time.monotonic()))
             self.kill()
+
+    def pids(self) -> list[int]:
+        """Return the process and all that it started."""
+        return [] if self._process is None else running_members(self._process.pid)
 
     def kill(self) -> None:
         """Kill -9 the process and all that it started."""

@@ -90,7 +90,8 @@ def apt_install(*packages: str) -> bool:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
     print(f"servers: installing {' '.join(packages)} with apt-get", flush=True)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Runlevel 1: packages do not start services of their own, which nobody asked for.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", *packages]):
         done = subprocess.run(
             command,

@@ -35,14 +35,15 @@ class Guardian:
 
 def kill_session(session_id: int) -> None:
     """Kill -9 all processes of a session, whatever their process groups."""
-    while running := _running_members(session_id):
+    while running := running_members(session_id):
         for pid in running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _running_members(session_id: int) -> list[int]:
+def running_members(session_id: int) -> list[int]:
+    """Return all processes of a session."""
     return [each.pid for each in psutil.process_iter(["status"]) if _belongs(each, session_id)]
 
 

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
 from benchmarks import ledger as ledger_benchmark
+from benchmarks import rabbitmq as rabbitmq_benchmark
+from benchmarks import rabbitmq_aims
+from benchmarks.binary_ladder import BinaryLadder
 from benchmarks.databases import URL_VARIABLE
 from benchmarks.ledger import Sizes
 from benchmarks.measuring import Results, percentile
-from benchmarks.report import fill, ledger_tables
+from benchmarks.rabbitmq_ways import BINARY, KOMBU, OFF, RAW
+from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import read_csv, read_machine
+from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
+from tests.rabbits import fresh_vhost
 
 TINY = Sizes(
     schedule_messages=20,
@@ -25,12 +34,28 @@ TINY = Sizes(
     lookup_sizes=(2_000, 4_000),
     lookup_calls=1,
 )
+TINY_RABBITMQ = rabbitmq_benchmark.Sizes(
+    publish_messages=20,
+    kombu_messages=2,
+    publish_repeats=1,
+    delivery_seconds=0.05,
+    delivery_repeats=1,
+    idle_seconds=0.1,
+)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.lateness.DELAY_SECONDS", (0.1, 0.3))
+    monkeypatch.setattr("benchmarks.rabbitmq_deliveries.DELAY_SECONDS", (1, 1))
+
+
+@pytest.fixture
+def own_vhost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with fresh_vhost() as url:
+        monkeypatch.setenv(RABBITMQ_VARIABLE, url)
+        yield
 
 
 def test_a_tiny_run_measures_everything_and_finds_all_counts_right(tmp_path: Path) -> None:
@@ -46,7 +71,7 @@ def test_a_tiny_run_measures_everything_and_finds_all_counts_right(tmp_path: Pat
     measurements = read_csv(tmp_path / "ledger.csv")
     names: dict[str, set[str]] = {}
     for measurement in measurements:
-        names.setdefault(measurement.database, set()).add(measurement.name)
+        names.setdefault(measurement.store, set()).add(measurement.name)
     assert list(names) == (["sqlite", "postgresql"] if URL_VARIABLE in os.environ else ["sqlite"])
     assert all(names["sqlite"] == others for others in names.values())
     assert all(0 < m.min <= m.value <= m.max for m in measurements if m.unit != "ms")
@@ -83,3 +108,64 @@ def test_a_percentile_is_a_value_that_was_measured(share: float, expected: int) 
 def test_a_document_without_a_place_for_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="no place <!-- rates: begin -->"):
         fill("# Performance", {"rates": "| a |"})
+
+
+def test_a_tiny_run_on_rabbitmq_measures_everything_and_finds_all_counts_right(tmp_path: Path, own_vhost: None) -> None:
+    assert rabbitmq_benchmark.main(["--results", str(tmp_path)], sizes=TINY_RABBITMQ) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rabbitmq.csv",
+        "rabbitmq_cpu.png",
+        "rabbitmq_lateness.png",
+        "rabbitmq_machine.json",
+        "rabbitmq_rates.png",
+    ]
+    measurements = read_csv(tmp_path / "rabbitmq.csv")
+    names = {kind: [m.name for m in measurements if m.store == kind] for kind in QueueType}
+    assert names[QueueType.CLASSIC] == names[QueueType.QUORUM] != []
+    assert all(m.value == 1 for m in measurements if m.unit == "hops/message")
+    tables = rabbitmq_tables(measurements, read_machine(tmp_path / "rabbitmq_machine.json"))
+    assert "| quorum | hops, ours, journal off | 1.0 |" in fill(DOCUMENT.read_text(), tables)
+
+
+def test_a_run_on_rabbitmq_that_loses_messages_fails(
+    tmp_path: Path, own_vhost: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.rabbitmq_ways.Publisher.publish", lambda *_: None)
+    one_store = replace(TINY_RABBITMQ, stores=(QueueType.CLASSIC,))
+
+    assert rabbitmq_benchmark.main(["--results", str(tmp_path)], sizes=one_store) == 1
+
+    assert "error: messages that wait, raw publish: found 0, wanted 100" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "exchange", "bits"),
+    [
+        (1, "bench.binary.quorum.0", "1"),
+        (20_000, "bench.binary.quorum.4", "1.0.1.0.0"),
+        (20_001, "bench.binary.quorum.4", "1.0.1.0.1"),
+    ],
+)
+def test_the_binary_ladder_is_entered_at_the_highest_bit(delay_ms: int, exchange: str, bits: str) -> None:
+    binary = BinaryLadder(queue_type=QueueType.QUORUM)
+    levels = len(list(binary.queues()))
+
+    assert binary.route("invoices", delay_ms) == (exchange, f"{'0.' * (levels - len(bits) // 2 - 1)}{bits}.invoices")
+    assert sum(binary.ladder.path(delay_ms)) >= delay_ms
+    assert len(binary.ladder.path(delay_ms)) == bits.count("1")
+    assert len(binary.ladder.holds_ms) == levels == 28
+
+
+def test_an_aim_is_met_or_it_is_said_that_it_is_not() -> None:
+    results = Results()
+    rates = {("quorum", OFF): [40.0], ("quorum", RAW): [100.0], ("quorum", BINARY): [25.0], ("quorum", KOMBU): [2.0]}
+    rabbitmq_aims.add_ratios(results, rates=rates, cpu={("quorum", OFF): [7.0], ("quorum", BINARY): [10.0]})
+
+    assert rabbitmq_aims.table(results.measurements).splitlines()[2:] == [
+        "| quorum | rate: ours, journal off / raw publish | >= 0.37 | 0.40 | 0.40 - 0.40 | times | yes |",
+        "| quorum | rate: ours, journal off / binary ladder | >= 1.7 | 1.60 | 1.60 - 1.60 | times | **no** |",
+        "| quorum | rate: ours, journal off / kombu, one by one | >= 15 | 20.0 | 20.0 - 20.0 | times | yes |",
+        "| quorum | CPU: ours, journal off / binary ladder | <= 0.6 | 0.70 | 0.70 - 0.70 | times | **no** |",
+    ]

@@ -23,7 +23,9 @@ ALLOWED = {
     "domain": "exceptions",
     "ledger": "domain exceptions",
     "brokers": "domain exceptions",
-    "brokers/embedded.py": "domain exceptions ledger",
+    **dict.fromkeys(
+        ("brokers/on_ledger.py", "brokers/embedded.py", "brokers/ledger_held.py"), "domain exceptions ledger"
+    ),
     "dispatcher": "domain exceptions ledger brokers",
     "dispatcher/__main__.py": "domain exceptions ledger brokers hooks",
     "metrics.py": "",

@@ -94,3 +94,58 @@ with DAG(dag_id="killed", schedule=None):
 
 with DAG(dag_id="waiting", schedule=None):
     ScheduleMessageOperator(task_id="wait", channel="waiting", payload="x", deliver_after=HOUR, wait_for_dispatch=True)
+
+
+with DAG(dag_id="rabbitmq_waits", schedule=None, params={"channel": "", "seconds": 12}):
+    ScheduleMessageOperator(
+        task_id="wait",
+        delay_conn_id="rabbitmq_default",
+        channel="{{ params.channel }}",
+        payload={"run": "{{ run_id }}"},
+        deliver_after="{{ params.seconds }}",
+        wait_for_dispatch=True,
+    )
+
+
+with DAG(
+    dag_id="rabbitmq_retried",
+    schedule=None,
+    params={"channel": ""},
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=1)},
+):
+    ScheduleThenFail(
+        task_id="bulk",
+        delay_conn_id="rabbitmq_default",
+        channel="{{ params.channel }}",
+        messages=[{"payload": number, "deliver_after": 1} for number in range(1500)],
+    )
+
+
+with DAG(dag_id="rabbitmq_held_by_ledger", schedule=None, params={"channel": ""}):
+    options: dict[str, Any] = {"delay_conn_id": "rabbitmq_default", "hold": "ledger"}
+    held = {
+        name: ScheduleMessageOperator(
+            task_id=name, channel="{{ params.channel }}", payload=name, deliver_after=HOUR, **options
+        )
+        for name in ("called_off", "hurried")
+    }
+    CancelMessageOperator(task_id="cancel", message_ids=held["called_off"].output, **options)
+    hurry = RescheduleMessageOperator(task_id="hurry", message_ids=held["hurried"].output, expedite=True, **options)
+    hurry >> MessageDispatchedSensor(task_id="sent", message_ids=held["hurried"].output, timeout=600, **options)
+
+
+with DAG(dag_id="rabbitmq_refused", schedule=None):
+    ScheduleMessageOperator(
+        task_id="no_queue", delay_conn_id="rabbitmq_default", channel="no-such-queue", payload="x", deliver_after=HOUR
+    )
+    ScheduleMessageOperator(
+        task_id="wrong_password",
+        delay_conn_id="rabbitmq_wrong_password",
+        channel="any",
+        payload="x",
+        deliver_after=HOUR,
+    )
+    broker_held = ScheduleMessageOperator(
+        task_id="broker_held", delay_conn_id="rabbitmq_default", channel="delay.v1.unroutable", payload="x"
+    )
+    CancelMessageOperator(task_id="no_recall", delay_conn_id="rabbitmq_default", message_ids=broker_held.output)

@@ -1,0 +1,292 @@
+"""Messages wait on a RabbitMQ that is killed again and again: `python -m tests.acceptance.rabbitmq_soak`.
+
+A publisher, whose connection is cut every few seconds, and a consumer run as processes of their own. At the end every
+id must have arrived, none before its time, and no queue of the ladder may hold anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
+from tests.acceptance.rabbitmq_clients import now_ms
+from tests.rabbits import config_of, declare_queue
+from tests.servers.cutting_proxy import CuttingProxy
+from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
+
+CHANNEL = "soak"
+DEFAULT_DEAD_LETTER_SECONDS = 180
+#: After a restart, what waited meanwhile is on its way and its consumer connects again.
+SETTLE_MS = 10_000
+#: What is due so shortly before a kill may not have arrived yet: a tick, and what a busy machine adds.
+DUE_BEFORE_MS = 3_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soak:
+    """What is done."""
+
+    messages: int
+    queue_type: str = "quorum"
+    kills: int = 3
+    #: How long the publisher takes if nothing stops it.
+    seconds: float = 60
+    shortest: float = 1
+    longest: float = 60
+    tick: float = 1.0
+    cut_every: float = 4
+    down: tuple[float, float] = (0, 5)
+    default_timeout: bool = False
+    #: The publisher wakes queues that wait before they dead-letter again, when it is connected again.
+    wake: bool = False
+    seed: int = 0
+    tell: Callable[[str], None] = print
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What the publisher knows of a message."""
+
+    due_ms: int
+    published_ms: int
+    confirmed_ms: int
+    attempts: int
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """What came of it."""
+
+    published: dict[str, Published] = field(default_factory=dict)
+    #: When each id arrived, as often as it did.
+    arrived: dict[str, list[int]] = field(default_factory=dict)
+    #: From the kill until connections were accepted again.
+    outages: list[tuple[int, int]] = field(default_factory=list)
+    cuts: int = 0
+    left_behind: dict[str, int] = field(default_factory=dict)
+    unroutable: int = 0
+
+    @property
+    def lost(self) -> list[str]:
+        return sorted(set(self.published) - set(self.arrived))
+
+    @property
+    def strange(self) -> list[str]:
+        """Ids that nobody published."""
+        return sorted(set(self.arrived) - set(self.published))
+
+    @property
+    def early(self) -> list[str]:
+        return [name for name, at in self.arrived.items() if at[0] < self.published[name].due_ms]
+
+    @property
+    def duplicates(self) -> int:
+        return sum(len(at) - 1 for at in self.arrived.values())
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.lost or self.strange or self.early or self.left_behind or self.unroutable)
+
+    def lateness_ms(self, *, undisturbed: bool = False) -> list[int]:
+        """How late each id came first, or each of those whose whole life lies outside of outages."""
+        return sorted(
+            at[0] - self.published[name].due_ms
+            for name, at in self.arrived.items()
+            if not undisturbed or not self._is_disturbed(self.published[name])
+        )
+
+    def _is_disturbed(self, message: Published) -> bool:
+        return message.attempts > 1 or any(
+            down - DUE_BEFORE_MS <= message.due_ms and message.published_ms <= up + SETTLE_MS
+            for down, up in self.outages
+        )
+
+    def __str__(self) -> str:
+        every, calm = self.lateness_ms(), self.lateness_ms(undisturbed=True)
+        again = sum(each.attempts > 1 for each in self.published.values())
+        down = ", ".join(f"{(up - at) / 1000:.1f}" for at, up in self.outages)
+        return "\n".join(
+            (
+                f"published    {len(self.published)}, {again} of them more than once; connection cut {self.cuts} times",
+                f"killed       {len(self.outages)} times; back after {down} s",
+                f"lost         {len(self.lost)} {self.lost[:5] or ''}",
+                f"early        {len(self.early)} {self.early[:5] or ''}",
+                f"duplicates   {self.duplicates}, all with ids that were published: {not self.strange}",
+                f"left behind  {sum(self.left_behind.values())} {self.left_behind or ''}; unroutable {self.unroutable}",
+                f"lateness     p50 {_ms(every, 0.5)}, p99 {_ms(every, 0.99)}, max {_ms(every, 1)}",
+                f"  undisturbed p50 {_ms(calm, 0.5)}, p99 {_ms(calm, 0.99)}, max {_ms(calm, 1)}; {len(calm)} messages",
+            )
+        )
+
+
+def soak(work: Soak, run_dir: Path) -> Figures:
+    """Do it on a private node."""
+    node = RabbitMQ(advanced="" if work.default_timeout else SOON_DEAD_LETTERED_AGAIN)
+    node.start(run_dir)
+    try:
+        return _soak(work, node, run_dir)
+    finally:
+        node.stop()
+
+
+def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
+    figures, source = Figures(), random.Random(work.seed)
+    with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
+        broker.create_topology()
+        prefix = f"{broker.topology.prefix}."
+    declare_queue(node.url, CHANNEL, **{"x-queue-type": work.queue_type})
+    published, arrived = run_dir / "published", run_dir / "arrived"
+    publish = (
+        *("publish", "--log", str(published), "--type", work.queue_type, "--tick", str(work.tick)),
+        *("--messages", str(work.messages), "--seconds", str(work.seconds), "--seed", str(work.seed)),
+        *("--shortest", str(work.shortest), "--longest", str(work.longest)),
+        *(("--management-url", node.management_url) if work.wake else ()),
+    )
+    with (
+        CuttingProxy(node.port) as proxy,
+        running(node.url, "consume", "--log", str(arrived)),
+        running(node.url.replace(f":{node.port}/", f":{proxy.port}/"), *publish) as publisher,
+    ):
+        _disturb(work, node, proxy, publisher, figures, source)
+        assert publisher.wait() == 0, "the publisher failed"
+        figures.published = read_published(published)
+        assert len(figures.published) == work.messages
+        work.tell("all published")
+        _wait_until_quiet(work, node, prefix, arrived, figures)
+    return figures
+
+
+def _disturb(
+    work: Soak,
+    node: RabbitMQ,
+    proxy: CuttingProxy,
+    publisher: subprocess.Popen[bytes],
+    figures: Figures,
+    source: random.Random,
+) -> None:
+    """Kill the broker at moments spread over the time of publishing, and cut the publisher's connection in between."""
+    started = time.monotonic()
+    kills = [started + work.seconds * (n + source.random()) / work.kills for n in range(work.kills)]
+    next_cut = started + work.cut_every * source.random()
+    while kills or publisher.poll() is None:
+        now = time.monotonic()
+        if kills and now >= kills[0]:
+            kills.pop(0)
+            down = now_ms()
+            node.kill()
+            time.sleep(source.uniform(*work.down))
+            node.start_again()
+            figures.outages.append((down, now_ms()))
+            work.tell(f"killed; up again after {(now_ms() - down) / 1000:.1f} s")
+        elif now >= next_cut and proxy.cut():
+            figures.cuts += 1
+            next_cut = now + 2 * work.cut_every * source.random()
+        time.sleep(0.02)
+
+
+def _wait_until_quiet(work: Soak, node: RabbitMQ, prefix: str, arrived: Path, figures: Figures) -> None:
+    """Return when all have arrived and nothing rests, or when that has taken too long."""
+    patience = 90 + (DEFAULT_DEAD_LETTER_SECONDS if work.default_timeout else 0)
+    deadline = max(time.monotonic(), time.monotonic() + (_last_due_ms(figures) - now_ms()) / 1000) + patience
+    counted = -1
+    while time.monotonic() < deadline:
+        figures.arrived = read_arrived(arrived)
+        figures.left_behind = count_messages(node, prefix)
+        total = sum(len(at) for at in figures.arrived.values())
+        if not figures.lost and not figures.left_behind and not count_messages(node, CHANNEL) and total == counted:
+            break
+        counted = total
+        # The broker tells its counts every 5 s.
+        time.sleep(3)
+    figures.unroutable = count_messages(node, UNROUTABLE).get(UNROUTABLE, 0)
+
+
+def _last_due_ms(figures: Figures) -> int:
+    return max(each.due_ms for each in figures.published.values())
+
+
+@contextmanager
+def running(url: str, role: str, *more: str, channel: str = CHANNEL) -> Iterator[subprocess.Popen[bytes]]:
+    """A client as a process of its own, killed at the end."""
+    command = [sys.executable, "-m", "tests.acceptance.rabbitmq_clients", role, "--url", url, "--channel", channel]
+    process = subprocess.Popen([*command, *more])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ms(ascending: list[int], share: float) -> str:
+    return f"{ascending[min(len(ascending) - 1, int(share * len(ascending)))]} ms" if ascending else "-"
+
+
+def read_published(log: Path) -> dict[str, Published]:
+    found = {}
+    for line in log.read_text().splitlines():
+        name, *numbers = line.split()
+        due, at, confirmed, attempts = map(int, numbers)
+        found[name] = Published(due_ms=due, published_ms=at, confirmed_ms=confirmed, attempts=attempts)
+    return found
+
+
+def read_arrived(log: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    if log.exists():
+        text = log.read_text()
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            name, at = line.split()
+            found.setdefault(name, []).append(int(at))
+    return found
+
+
+def count_messages(node: RabbitMQ, prefix: str) -> dict[str, int]:
+    """Return how many messages the queues of that name hold, with those on their way to the next queue."""
+    lines = [
+        line.split("\t") for line in node.control("list_queues", "--no-table-headers", "name", "messages").splitlines()
+    ]
+    return {name: int(count) for name, count in lines if name.startswith(prefix) and int(count or 0)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--type", choices=["quorum", "classic"], default="quorum")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--longest", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--default-timeout", action="store_true", help="dead-letter again after RabbitMQ's 180 s instead of 3 s"
+    )
+    parser.add_argument("--wake", action="store_true", help="give the publisher a management_url")
+    args = parser.parse_args()
+    work = Soak(
+        messages=args.messages,
+        queue_type=args.type,
+        kills=args.kills,
+        seconds=args.seconds,
+        longest=args.longest,
+        seed=args.seed,
+        default_timeout=args.default_timeout,
+        wake=args.wake,
+        tell=lambda text: print(f"{time.strftime('%X')} {text}", flush=True),
+    )
+    with tempfile.TemporaryDirectory(prefix="delay-soak-") as folder:
+        figures = soak(work, Path(folder))
+    print(f"{args.type}, {args.messages} messages\n{figures}")
+    sys.exit(0 if figures.is_good else 1)
+
+
+if __name__ == "__main__":
+    main()

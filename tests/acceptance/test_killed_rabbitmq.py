@@ -1,0 +1,98 @@
+"""RabbitMQ dies by SIGKILL while messages wait in it: none lost, none early, none left behind."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.domain.message import Message
+from tests.acceptance.rabbitmq_soak import Soak, count_messages, soak
+from tests.rabbits import config_of, declare_queue, private_node
+from tests.servers import component
+
+CHANNEL = "orders"
+TICK = 0.05
+#: Delays in ticks, one hexadecimal digit a rest: a first rest of 12.8 s, and none, one or two more after it.
+ENDS_WHILE_DOWN = (0x100, 0x101, 0x110, 0x111, 0x1FF)
+#: A first rest of 38.4 s, which outlasts the start of a node.
+ENDS_WHEN_UP = (0x300, 0x301, 0x310, 0x311, 0x33F)
+PER_DELAY = 20
+#: Longer than the shorter rests even when the node starts at once.
+DOWN_SECONDS = 14
+
+wait_for = partial(component.wait_for, seconds=60, interval=0.1)
+
+
+def test_a_broker_killed_again_and_again_loses_nothing_that_it_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A44, B61, C11, C14, D11, D12"""
+    work = Soak(messages=5_000, kills=2, seconds=15, longest=15, cut_every=2, down=(0, 2), seed=3, tell=lambda _: None)
+    figures = soak(work, tmp_path)
+    with capsys.disabled():
+        print(f"\n{figures}")
+    assert figures.lost == []
+    assert figures.strange == []
+    assert figures.early == []
+    assert figures.left_behind == {}
+    assert figures.unroutable == 0
+    assert len(figures.outages) == 2
+    assert figures.cuts > 0
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_messages_that_rest_in_idle_queues_while_the_broker_dies_arrive_nevertheless(
+    tmp_path: Path, queue_type: str
+) -> None:
+    """A44, C11, C14, D12: around the kill nothing is published, moved or consumed."""
+    with private_node(tmp_path) as node:
+        declare_queue(node.url, CHANNEL, **{"x-queue-type": queue_type})
+        config = config_of(node.url, queue_type=queue_type, tick=TICK)
+        with RabbitMQBroker(config) as broker:
+            prefix = f"{broker.create_topology([CHANNEL])}."
+            messages = [
+                Message(channel=CHANNEL, payload=b"", deliver_at=datetime.now(UTC) + timedelta(seconds=TICK * ticks))
+                for ticks in (*ENDS_WHILE_DOWN, *ENDS_WHEN_UP)
+                for _ in range(PER_DELAY)
+            ]
+            broker.schedule(messages)
+            rests = {_first_rest(broker, message) for message in messages}
+        node.kill()
+        killed_at = datetime.now(UTC)
+        time.sleep(DOWN_SECONDS)
+        node.start_again()
+        up_at = datetime.now(UTC)
+        with RabbitMQBroker(config) as broker:
+            received = receive_all(broker, len(messages))
+        wait_for(lambda: not count_messages(node, prefix), what="nothing is left behind")
+    assert min(rests) > killed_at, "the queues were not idle any more"
+    assert min(rests) < up_at < max(rests), "both kinds of rests were meant to be met"
+    assert set(received) == {message.id for message in messages}
+    assert [message.id for message in messages if min(received[message.id]) < message.deliver_at] == []
+
+
+def _first_rest(broker: RabbitMQBroker, message: Message) -> datetime:
+    """When the first of its rests ends, about."""
+    now = datetime.now(UTC)
+    longest = broker.topology.ladder.path((message.deliver_at - now) // timedelta(milliseconds=1))[0]
+    return now + timedelta(milliseconds=longest)
+
+
+def receive_all(broker: RabbitMQBroker, count: int) -> dict[str, list[datetime]]:
+    """Return when each message arrived, once all have."""
+    received: dict[str, list[datetime]] = {}
+
+    def got_all() -> bool:
+        deliveries = broker.receive(CHANNEL, limit=1000)
+        for delivery in deliveries:
+            received.setdefault(delivery.message.id, []).append(datetime.now(UTC))
+        broker.ack(deliveries)
+        return len(received) == count
+
+    wait_for(got_all, what=f"{count} messages arrive", seconds=120)
+    return received

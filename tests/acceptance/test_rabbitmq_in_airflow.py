@@ -1,0 +1,132 @@
+"""RabbitMQ connections in a real Airflow: the broker holds the wait, and no process of ours is needed for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.domain.message import Message
+from tests.acceptance.runs import DEFERRED, Start
+from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
+from tests.servers.airflow import Airflow
+from tests.servers.airflow_api import AirflowApi
+
+
+@pytest.fixture
+def url() -> str:
+    return require_rabbitmq()
+
+
+@pytest.fixture
+def channel(url: str) -> str:
+    """A queue of its own for each test."""
+    name = f"acceptance-{uuid4().hex}"
+    declare_queue(url, name, **{"x-queue-type": "quorum"})
+    return name
+
+
+@pytest.fixture
+def rabbit(url: str) -> Iterator[RabbitMQBroker]:
+    with RabbitMQBroker(config_of(url)) as opened:
+        yield opened
+
+
+def receive(rabbit: RabbitMQBroker, channel: str, n: int, *, seconds: float = 30) -> list[Message]:
+    """Take ``n`` messages from a queue, and what else is there by then."""
+    deadline, received = time.monotonic() + seconds, list[Message]()
+    while len(received) < n and time.monotonic() < deadline:
+        deliveries = rabbit.receive(channel, limit=500)
+        rabbit.ack(deliveries)
+        received += [delivery.message for delivery in deliveries]
+        if not deliveries:
+            time.sleep(0.05)
+    return received
+
+
+def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_running(
+    start: Start, airflow: Airflow, api: AirflowApi, rabbit: RabbitMQBroker, channel: str
+) -> None:
+    """A2, A5, A6"""
+    airflow.dispatcher.kill()
+    try:
+        run = start("rabbitmq_waits", {"channel": channel, "seconds": 12})
+        run.wait_for_task("wait", DEFERRED)
+        airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
+        run.wait()
+        [message] = receive(rabbit, channel, 1)
+        assert message.id == run.result("wait")
+        assert json.loads(message.payload) == {"run": run.run_id}
+        assert message.origin is not None
+        assert (message.origin.run_id, message.origin.task_id) == (run.run_id, "wait")
+        assert message.deliver_at <= rabbit.clock.now()
+    finally:
+        airflow.dispatcher.start()
+
+
+def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
+    start: Start, rabbit: RabbitMQBroker, channel: str
+) -> None:
+    """A28: RabbitMQ knows no ids, so the task remembers what was confirmed."""
+    run = start("rabbitmq_retried", {"channel": channel})
+    run.wait()
+    assert run.task("bulk")["try_number"] == 2
+    ids = run.result("bulk")
+    arrived = Counter(message.id for message in receive(rabbit, channel, 1500))
+    assert arrived == Counter(ids)
+    assert rabbit.receive(channel) == []
+
+
+def test_messages_for_rabbitmq_that_the_ledger_holds_can_be_called_off_and_hurried(
+    start: Start, rabbit: RabbitMQBroker, channel: str
+) -> None:
+    """A5, A20"""
+    run = start("rabbitmq_held_by_ledger", {"channel": channel})
+    run.wait()
+    [message] = receive(rabbit, channel, 1)
+    assert (message.id, message.payload) == (run.result("hurried"), b"hurried")
+    assert rabbit.receive(channel) == []
+
+
+def test_the_example_runs(start: Start, rabbit: RabbitMQBroker, channel: str) -> None:
+    start("example_rabbitmq", {"channel": channel}).wait()
+    orders = [json.loads(message.payload)["order"] for message in receive(rabbit, channel, 4)]
+    assert sorted(orders) == [0, 1, 2, 4711]
+
+
+def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, url: str) -> None:
+    """A12"""
+    run = start("rabbitmq_refused")
+    run.wait("failed")
+    assert "channel: queue 'no-such-queue' does not exist on RabbitMQ at" in run.log("no_queue")
+    assert "the login of user 'guest' is refused; correct login and password" in run.log("wrong_password")
+    assert "s3cret" not in run.log("wrong_password")
+    assert "is held by RabbitMQ itself and cannot be cancelled" in run.log("no_recall")
+    assert 'hold=\\\\\\"ledger' in run.log("no_recall") or 'hold=\\"ledger' in run.log("no_recall")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "sentence"),
+    [
+        ({}, True, "RabbitMQ .* answers"),
+        ({"password": "s3cret-but-wrong"}, False, "the login of user 'guest' is refused"),
+        ({"port": 1}, False, "cannot be reached"),
+    ],
+)
+def test_the_button_of_the_connection_form_says_what_was_found(
+    api: AirflowApi, url: str, change: dict[str, object], status: bool, sentence: str
+) -> None:
+    form = connection_of(url, connect_timeout=2) | change
+    body = form | {"connection_id": "rabbitmq_form", "extra": json.dumps(form["extra"])}
+    answer = api.http.post("/api/v2/connections/test", json=body, timeout=60)
+    assert answer.is_success, answer.text
+    found = answer.json()
+    assert found["status"] is status, found
+    assert "s3cret" not in found["message"]
+    assert re.search(sentence, found["message"]), found

@@ -1,0 +1,94 @@
+"""The harness for messages of another broker that wait in the ledger; a real dispatcher loop sends them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+from sqlalchemy import delete
+
+from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
+from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
+from airflow_delay_provider.domain.clock import Clock, SystemClock, from_ms
+from airflow_delay_provider.domain.message import Delivery
+from airflow_delay_provider.domain.schedule import Limits
+from airflow_delay_provider.ledger import delivery
+from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.tables import scheduled_message
+from airflow_delay_provider.testing.clock import SettableClock
+from tests.contract.harness import BrokerHarness
+
+
+class LedgerHeldHarness(BrokerHarness):
+    """Subclasses say which broker is the target; time is real unless they say otherwise."""
+
+    def __init__(self, ledger: Ledger, *, clock: Clock | None = None) -> None:
+        self.ledger = ledger
+        self.clock = clock or SystemClock()
+        # Others of this ledger have messages too, and theirs are not for this target.
+        self.destination = f"target-{uuid4().hex}"
+        super().__init__()
+        self.context = Context(ledger=ledger, clock=self.clock, config=DispatcherConfig())
+        self.target = self.make_target(None)
+        self._opened.append(self.target)
+
+    def make_target(self, limits: Limits | None) -> Broker:
+        """Return a new client of the broker that messages go to."""
+        raise NotImplementedError
+
+    def make_broker(self, limits: Limits | None) -> LedgerHeldBroker:
+        target = self.make_target(limits)
+        return LedgerHeldBroker(self.ledger, self.destination, target, limits=limits, clock=self.clock)
+
+    def dispatch(self) -> None:
+        """Run the loops of a dispatcher until nothing is due."""
+        RescueStale(self.context).run_once()
+        loop = DispatchAway(self.context, self.destination, self.target)
+        while loop.run_once() == 0.0:
+            pass
+
+
+class ForgetfulBroker(EmbeddedBroker):
+    """As most brokers, it knows what lies in its channels and nothing of what was acknowledged."""
+
+    def ack(self, deliveries: list[Delivery]) -> None:  # type: ignore[override]
+        super().ack(deliveries)
+        ids = [each.message.id for each in deliveries]
+        self.ledger.transact(
+            lambda connection: connection.execute(delete(scheduled_message).where(scheduled_message.c.id.in_(ids)))
+        )
+
+
+class ForgetfulHarness(LedgerHeldHarness):
+    """The target has channels in a database of its own, and the clock of both is set, so no test waits."""
+
+    patience = timedelta(seconds=5)
+
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        self.settable = SettableClock()
+        self.target_ledger = Ledger(f"sqlite:///{folder / 'target.db'}")
+        super().__init__(ledger, clock=self.settable)
+
+    def make_target(self, limits: Limits | None) -> ForgetfulBroker:
+        return ForgetfulBroker(self.target_ledger, limits=limits, clock=self.settable)
+
+    def pass_time(self, delta: timedelta) -> None:
+        """Move time forward, stopping wherever a message is due, as a dispatcher that keeps up."""
+        end = self.settable.now() + delta
+        self.dispatch()
+        while (due := self._next_due()) is not None and self.settable.now() < due <= end:
+            self.settable.set(due)
+            self.dispatch()
+        self.settable.set(end)
+        self.dispatch()
+
+    def _next_due(self) -> datetime | None:
+        with self.ledger.read() as connection:
+            due_ms = delivery.next_due_ms(connection, destination=self.destination)
+        return None if due_ms is None else from_ms(due_ms)

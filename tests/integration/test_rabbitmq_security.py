@@ -1,0 +1,386 @@
+"""RabbitMQ with TLS, with users who may do little, and with connections that are wrong: all on real servers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pika
+import pytest
+
+from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError
+from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL, UNROUTABLE
+from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.exceptions import BrokerError, UnknownChannelError
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.rabbitmq import RabbitMQHook
+from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.testing.task_run import TaskRun
+from tests.certificates import Authority
+from tests.integration.rabbitmq_scene import Scene, wait_for
+from tests.rabbits import config_of, connection_of, declare_queue, fresh_vhost, manage, private_node
+from tests.servers import process
+
+SECRET = "s3cret-passw0rd"
+ENTRIES = r"^delay\.v1\..*\.entry\..*"
+LADDER = r"^delay\.v1\..*"
+PREPARED = ("orders", "orders.dead", "events:order.created")
+
+
+@pytest.fixture(scope="module", params=["quorum", "classic"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A ladder that an administrator has made, with the way to three channels."""
+    with fresh_vhost() as url, Scene(url, queue_type=request.param) as opened:
+        for name in ("orders", "orders.dead", "private"):
+            opened.queue(name)
+        with opened.amqp() as amqp:
+            amqp.exchange_declare("events", "topic", durable=True)
+            amqp.queue_bind(opened.queue("created"), "events", "order.created")
+        opened.broker.create_topology(PREPARED)
+        yield opened
+
+
+@contextmanager
+def user(url: str, *, configure: str = "^$", write: str = "^$", read: str = "^$") -> Iterator[str]:
+    """The URL of the same vhost for a new user with these permissions."""
+    name, parts = f"user-{uuid4().hex[:12]}", urlsplit(url)
+    manage("PUT", f"users/{name}", {"password": SECRET, "tags": ""})
+    try:
+        permissions = {"configure": configure, "write": write, "read": read}
+        manage("PUT", f"permissions/{parts.path[1:]}/{name}", permissions)
+        yield parts._replace(netloc=f"{name}:{SECRET}@{parts.hostname}:{parts.port}").geturl()
+    finally:
+        manage("DELETE", f"users/{name}")
+
+
+@contextmanager
+def broker_of(scene: Scene, **permissions: str) -> Iterator[RabbitMQBroker]:
+    """A client of the scene's ladder as a new user with these permissions."""
+    with user(scene.url, **permissions) as url, RabbitMQBroker(config_of(url, **scene.settings)) as broker:
+        yield broker
+
+
+# -- least privilege -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channel", "queue"), [("orders", "orders"), ("events:order.created", "created")])
+@pytest.mark.parametrize("after", [0, 0.3])
+def test_a_publisher_needs_to_write_to_the_entries_only(scene: Scene, channel: str, queue: str, after: float) -> None:
+    message = scene.message(channel, after=after)
+    with broker_of(scene, write=ENTRIES) as broker:
+        assert broker.check().endswith("is ready")
+        broker.schedule([message])
+    assert [arrival.message.id for arrival in scene.collect(queue, 1)] == [message.id]
+
+
+def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
+    topology = scene.topology
+    with user(scene.url, write=ENTRIES) as url:
+        for exchange, key in (
+            (topology.exit, topology.route("orders", 0)[1]),
+            (topology.dispatch, topology.route("orders", 0)[1]),
+            (topology.level(0), topology.route("orders", 100)[1]),
+            (JOURNAL, ""),
+            (UNROUTABLE, ""),
+            ("", "orders"),
+            ("", topology.rung(100)),
+        ):
+            with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                amqp = connection.channel()
+                amqp.confirm_delivery()
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):
+                    amqp.basic_publish(exchange, key, b"x")
+        with RabbitMQBroker(config_of(url, **scene.settings)) as broker:
+            scene.broker.send([scene.message("orders", after=0)])
+            wait_for(lambda: bool(scene.broker.peek("orders")), what="a message that could be taken")
+            with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+                broker.receive("orders")
+            with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+                broker.peek("orders")
+            with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+                broker.journal_end()
+            with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+                broker.delete_topology(even_if_messages_wait=True)
+    scene.collect("orders", 1)
+
+
+def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(scene: Scene) -> None:
+    with broker_of(scene, write=ENTRIES) as broker:
+        with pytest.raises(UnknownChannelError, match="queue 'nowhere' does not exist"):
+            broker.schedule([scene.message("nowhere", after=1)])
+        with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*relay.events:order.gone"):
+            broker.schedule([scene.message("events:order.gone", after=1)])
+        broker.schedule([scene.message("private", after=0)])
+    assert [finding.text for finding in scene.broker.verify_topology() if finding.is_problem] == [
+        f"1 messages had no route and are kept in queue {UNROUTABLE}; bind their channels and move them"
+    ]
+    with scene.amqp() as amqp:
+        amqp.queue_purge(UNROUTABLE)
+
+
+def test_a_publisher_that_finds_no_ladder_says_what_is_missing() -> None:
+    message = Message(channel="orders", payload=b"x", deliver_at=datetime.now(UTC) + timedelta(minutes=1))
+    with fresh_vhost() as url, user(url, write=ENTRIES) as restricted, RabbitMQBroker(config_of(restricted)) as broker:
+        assert broker.check().endswith("is created with the first message")
+        with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*; grant it, see docs/rabbitmq.md"):
+            broker.schedule([message])
+
+
+def test_a_publisher_without_any_permission_is_told_so_with_the_ids(scene: Scene) -> None:
+    message = scene.message("orders", after=1)
+    with broker_of(scene) as broker, pytest.raises(PermissionDeniedError, match="lacks a permission") as caught:
+        broker.schedule([message])
+    assert caught.value.unconfirmed == (message.id,)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_back(scene: Scene) -> None:
+    with broker_of(scene, read="^orders$") as reader:
+        scene.broker.send([scene.message("orders", after=0)])
+        wait_for(lambda: bool(reader.peek("orders")), what="a message to look at")
+        (delivery,) = reader.receive("orders")
+        with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+            reader.requeue(delivery, timedelta(0))
+        reader.release([delivery])
+        scene.broker.send([scene.message("private", after=0)])
+        with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*'private'"):
+            wait_for(lambda: bool(reader.receive("private")), what="a refusal")
+    with broker_of(scene, read="^orders$", write=ENTRIES) as consumer:
+        wait_for(lambda: bool(consumer.peek("orders")), what="the message is back")
+        (delivery,) = consumer.receive("orders")
+        consumer.requeue(delivery, timedelta(milliseconds=100))
+        wait_for(lambda: bool(consumer.peek("orders")), what="the message comes again")
+        (again,) = consumer.receive("orders")
+        assert again.message.handled_count == 1
+        consumer.dead_letter(again, channel="orders.dead", reason="broken")
+    (dead,) = scene.collect("orders.dead", 1)
+    assert dead.message.id == delivery.message.id
+    scene.collect("private", 1)
+
+
+def test_a_waiter_needs_to_read_the_journal_only(scene: Scene) -> None:
+    with broker_of(scene, read=r"^delay\.v1\.journal$") as waiter:
+        start = waiter.journal_end()
+        message = scene.message("orders", after=0.2)
+        scene.broker.schedule([message])
+        scene.collect("orders", 1)
+        wait_for(lambda: message.id in waiter.find_outcomes([message.id], since=start), what="the outcome")
+        changes = [entry.change for entry in waiter.read_journal(after=start) if entry.message_id == message.id]
+        assert changes == [Change.SCHEDULED, Change.DISPATCHED]
+        with pytest.raises(PermissionDeniedError, match="lacks a permission"):
+            waiter.schedule([message])
+
+
+def test_the_journal_of_a_new_ladder_can_be_read_before_anything_was_scheduled() -> None:
+    """Readers begin at its last record, which a reader who may not write could not put there."""
+    with fresh_vhost() as url, Scene(url) as scene, broker_of(scene, read=r"^delay\.v1\.journal$") as waiter:
+        start = waiter.journal_end()
+        assert waiter.read_journal(after=start) == []
+        assert waiter.find_outcomes(["m1"], since=start) == {}
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_an_administrator_of_the_ladder_needs_no_more_than_its_names_and_the_channels(queue_type: str) -> None:
+    own = {"configure": LADDER, "read": LADDER, "write": rf"{LADDER}|^(orders|events)$"}
+    with fresh_vhost() as url, user(url, **own) as restricted:
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            connection.channel().queue_declare("orders", durable=True)
+            connection.channel().queue_declare("private", durable=True)
+            connection.channel().exchange_declare("events", "topic", durable=True)
+        with RabbitMQBroker(config_of(restricted, tick=60, queue_type=queue_type)) as broker:
+            broker.create_topology(["orders", "events:order.created"])
+            assert [finding for finding in broker.verify_topology() if finding.is_problem] == []
+            broker.check_channels(["orders"])
+            broker.delete_topology()
+
+
+def test_verifying_as_a_user_who_may_not_configure_says_what_was_not_checked(scene: Scene) -> None:
+    with broker_of(scene) as broker:
+        findings = broker.verify_topology()
+    assert [finding for finding in findings if finding.is_problem] == []
+    assert [finding for finding in findings if "were not checked, because user" in finding.text]
+
+
+# -- connections that are wrong ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["password", "vhost", "permission", "host"])
+def wrong(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], str]]:
+    """A connection that does not work, and what is said of it."""
+    kind = request.param
+    with fresh_vhost() as url, user(url) as restricted:
+        connection = connection_of(restricted, connect_timeout=3)
+        yield {
+            "password": (
+                connection | {"password": SECRET + "x"},
+                r"the login of user 'user-\w+' is refused; correct login and password of the connection",
+            ),
+            "vhost": (
+                connection | {"schema": "elsewhere"},
+                r"user 'user-\w+' may not use vhost 'elsewhere', or it does not exist; correct the connection's vhost",
+            ),
+            "permission": (connection, r"user 'user-\w+' lacks a permission \(ACCESS_REFUSED.*\); grant it, see docs/"),
+            "host": (
+                connection | {"port": free_port()},
+                r"cannot be reached or was lost \(Connection refused\); check host, port and that it runs",
+            ),
+        }[kind]
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may pass is tried once."""
+    from airflow_delay_provider.brokers.rabbitmq import link
+
+    monkeypatch.setattr(link, "CONNECT_ATTEMPTS", 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_wrong_connection_fails_a_task_with_the_remedy_and_without_the_secret(
+    wrong: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A12, A48"""
+    connection, problem = wrong
+    monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection))
+    with caplog.at_level(logging.DEBUG), pytest.raises(BrokerError, match=problem) as caught:
+        TaskRun(
+            ScheduleMessageOperator(
+                task_id="remind", channel="orders", payload="x", deliver_after=60, delay_conn_id="rabbit"
+            )
+        )
+    assert SECRET not in f"{caught.value} {caught.value!r} {caplog.text}"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("hook_class", [DelayHook, RabbitMQHook])
+def test_the_connection_form_shows_what_is_wrong(
+    wrong: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch, hook_class: Callable[..., DelayHook]
+) -> None:
+    """A12: a user without permissions can connect, which is all that the form asks."""
+    connection, problem = wrong
+    monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection))
+    hook = hook_class("rabbit")
+    works, text = hook.test_connection()
+    hook.close()
+    if "lacks a permission" in problem:
+        assert (works, "the ladder delay.v1.quorum.1000ms is created with the first message" in text) == (True, True)
+    else:
+        assert not works
+        assert re.search(problem, text)
+    assert SECRET not in text
+
+
+def test_a_connection_that_works_is_told_with_the_server_and_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fresh_vhost() as url:
+        monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection_of(url)))
+        hook = DelayHook("rabbit")
+        works, text = hook.test_connection()
+        hook.close()
+    assert works
+    assert "RabbitMQ 3." in text or "RabbitMQ 4." in text
+    assert text.endswith("the ladder delay.v1.quorum.1000ms is created with the first message")
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[tuple[int, int]]:
+    """The TLS port and the plain port of a server that wants a certificate of every client."""
+    port = process.free_port()
+    certificate, key = authority.issue("rabbit.internal", server=True)
+    settings = {
+        "listeners.ssl.1": f"127.0.0.1:{port}",
+        "ssl_options.cacertfile": str(authority.file),
+        "ssl_options.certfile": str(certificate),
+        "ssl_options.keyfile": str(key),
+        "ssl_options.verify": "verify_peer",
+        "ssl_options.fail_if_no_peer_cert": "true",
+    }
+    with private_node(tmp_path_factory.mktemp("tls"), settings) as node:
+        yield port, node.port
+
+
+def connect(port: int, **settings: Any) -> str:
+    config = config_of(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=5, tick=60, **settings)
+    with RabbitMQBroker(config) as broker:
+        return broker.check()
+
+
+def files(certificate: Path, key: Path) -> dict[str, str]:
+    return {"cert_file": str(certificate), "key_file": str(key)}
+
+
+def test_a_connection_over_tls_schedules_and_receives(tls_port: tuple[int, int], authority: Authority) -> None:
+    port, plain_port = tls_port
+    settings = {"ca_file": str(authority.file), "server_name": "rabbit.internal", "tick": 0.1, "queue_type": "classic"}
+    settings |= files(*authority.issue("airflow"))
+    with Scene(f"amqp://guest:guest@127.0.0.1:{port}/%2F", **settings) as scene:
+        assert scene.broker.config.tls is not None
+        declare_queue(f"amqp://guest:guest@127.0.0.1:{plain_port}/%2F", "orders")
+        message = scene.message("orders", after=0.2)
+        scene.broker.schedule([message])
+        assert [arrival.message.id for arrival in scene.collect("orders", 1)] == [message.id]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("wrong_setting", "problem"),
+    [
+        ("another authority", "TLS failed .*correct ca_file, cert_file, key_file or server_name"),
+        ("another name", "TLS failed .*rabbit.elsewhere.*correct ca_file, cert_file, key_file or server_name"),
+        ("the host's name", "TLS failed .*correct ca_file, cert_file, key_file or server_name"),
+        ("no authority", "TLS failed .*correct ca_file, cert_file, key_file or server_name"),
+        ("the plain port", "TLS failed .*or use the port that speaks TLS"),
+        ("a strange certificate", "ended the connection behind TLS; .*correct cert_file and key_file"),
+        ("no certificate", "ended the connection behind TLS; .*correct cert_file and key_file"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_told(
+    tls_port: tuple[int, int], authority: Authority, tmp_path: Path, wrong_setting: str, problem: str
+) -> None:
+    port, plain_port = tls_port
+    other = Authority(tmp_path)
+    settings: dict[str, Any] = {"ca_file": str(authority.file), "server_name": "rabbit.internal"}
+    own = files(*authority.issue("airflow"))
+    changed: dict[str, Any] = {
+        "another authority": {"ca_file": str(other.file)},
+        "another name": {"server_name": "rabbit.elsewhere"},
+        "the host's name": {"server_name": None},
+        "no authority": {"ca_file": None},
+        "the plain port": {},
+        "a strange certificate": files(*other.issue("airflow")),
+        "no certificate": dict.fromkeys(own),
+    }[wrong_setting]
+    used_port = plain_port if wrong_setting == "the plain port" else port
+    with pytest.raises(BrokerError, match=problem):
+        connect(used_port, **settings | own | changed)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_plain_connection_to_a_port_that_speaks_tls_is_told(tls_port: tuple[int, int]) -> None:
+    with pytest.raises(BrokerError, match=r"not speak AMQP 0-9-1 here: correct port or ssl"):
+        connect(tls_port[0])
