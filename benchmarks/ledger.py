@@ -8,20 +8,19 @@ of one index for each state, or the few rows of counts, so it does not grow with
 
 from __future__ import annotations
 
-import argparse
 import os
+import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import channel_rate, dispatch_rate, lateness, lookups, plots, results, schedule_rate
 from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
 from benchmarks.measuring import MismatchError, Results, say
-
-QUICK_FOLDER = Path(".run/benchmarks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +65,15 @@ def run(databases: Sequence[Database], sizes: Sizes) -> Results:
     )
     lateness.measure(databases, found, seconds=sizes.lateness_seconds, repeats=sizes.lateness_repeats)
     lookups.measure(databases, found, sizes=sizes.lookup_sizes, calls=sizes.lookup_calls, repeats=max(3, sizes.repeats))
-    found.measurements.sort(key=lambda m: [database.name for database in databases].index(m.database))
+    found.measurements.sort(key=lambda m: [database.name for database in databases].index(m.store))
     return found
 
 
 def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> int:
     """Measure, print, write CSV and pictures; 1 when something was not dispatched or counted right."""
-    options = _parser().parse_args(arguments)
+    options = results.parser("ledger", "Measure the ledger.").parse_args(arguments)
     sizes = sizes or (QUICK if options.quick else Sizes())
-    folder = options.results or (QUICK_FOLDER if options.quick else results.FOLDER)
+    folder = options.results or (results.QUICK_FOLDER if options.quick else results.FOLDER)
     begin, load_at_begin = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch:
         databases = open_databases(Path(scratch))
@@ -87,22 +86,17 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
             return 1
     server = next((database.version() for database in databases if isinstance(database, Postgres)), None)
     results.write_csv(folder / "ledger.csv", found.measurements)
-    results.write_machine(
-        folder / "ledger_machine.json", postgresql=server, quick=options.quick, load_at_begin=load_at_begin
-    )
+    software = {
+        "sqlite": sqlite3.sqlite_version,
+        "postgresql": server,
+        "sqlalchemy": version("sqlalchemy"),
+        "psycopg": version("psycopg"),
+    }
+    results.write_machine(folder / "ledger_machine.json", software, quick=options.quick, load_at_begin=load_at_begin)
     plots.draw_all(found, folder)
-    results.print_table(found.measurements)
+    results.print_table("Ledger benchmark", found.measurements)
     say(f"all counts were right; {time.monotonic() - begin:.0f} s; results in {folder}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev bench ledger", description="Measure the ledger.")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; not for reporting")
-    parser.add_argument(
-        "--results", type=Path, help=f"folder for CSV and pictures; default: benchmarks/results, quick: {QUICK_FOLDER}"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ class Measurement:
     """One row of the results."""
 
     date: str
-    database: str
+    #: Where messages are kept: a database, or a type of queue.
+    store: str
     name: str
     #: The median of the repeats.
     value: float
@@ -43,7 +44,7 @@ class Results:
 
     def add(
         self,
-        database: str,
+        store: str,
         name: str,
         values: Sequence[float],
         unit: str,
@@ -56,7 +57,7 @@ class Results:
         self.measurements.append(
             Measurement(
                 date=self.date,
-                database=database,
+                store=store,
                 name=name,
                 value=median(values),
                 unit=unit,
@@ -68,9 +69,9 @@ class Results:
             )
         )
 
-    def get(self, database: str, name: str) -> Measurement | None:
+    def get(self, store: str, name: str) -> Measurement | None:
         """Return one measurement, None when it was not made."""
-        return next((m for m in self.measurements if (m.database, m.name) == (database, name)), None)
+        return next((m for m in self.measurements if (m.store, m.name) == (store, name)), None)
 
 
 def say(text: str) -> None:

@@ -22,7 +22,7 @@ LATENESS_AIM_MS = 50
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draw rates, lateness and flatness, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    databases = list(dict.fromkeys(m.database for m in results.measurements))
+    databases = list(dict.fromkeys(m.store for m in results.measurements))
     pictures = {
         "ledger_rates.png": _draw_rates(results, databases),
         "ledger_lateness.png": _draw_lateness(results, databases),
@@ -38,11 +38,11 @@ def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
         return [
             m
             for m in results.measurements
-            if m.database == database and m.unit in ("messages/s", "entries/s") and m.name != "steady scheduling"
+            if m.store == database and m.unit in ("messages/s", "entries/s") and m.name != "steady scheduling"
         ]
 
     most = max(len(rates(database)) for database in databases)
-    figure, axes = _panels(len(databases), height=1.2 + 0.36 * most, sharey=True)
+    figure, axes = panels(len(databases), height=1.2 + 0.36 * most, sharey=True)
     for axis, database in zip(axes, databases, strict=True):
         bars = rates(database)[::-1]
         values = [m.value for m in bars]
@@ -54,13 +54,13 @@ def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
         axis.xaxis.set_major_formatter("{x:,.0f}")
         for position, m in enumerate(bars):
             axis.annotate(show(m.value), (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
-        _finish(axis, f"{database}: messages (or entries) a second", grid="x")
+        finish(axis, f"{database}: messages (or entries) a second", grid="x")
     figure.suptitle("Rates: median, whiskers min to max; grey is bare SQL through the driver")
     return figure
 
 
 def _draw_lateness(results: Results, databases: Sequence[str]) -> Figure:
-    figure, axes = _panels(len(databases), height=4.2, sharey=True)
+    figure, axes = panels(len(databases), height=4.2, sharey=True)
     for axis, database in zip(axes, databases, strict=True):
         for name, style in ((lateness.BY_LEDGER, "-"), (lateness.BY_CONSUMER, "--")):
             values = sorted(max(value, 0.5) for value in results.samples[(database, name)])
@@ -77,7 +77,7 @@ def _draw_lateness(results: Results, databases: Sequence[str]) -> Figure:
         axis.set_xlim(0.5, max(200, *(values[-1] for values in map(sorted, results.samples.values()))) * 1.2)
         axis.set_xlabel("lateness, ms (below 0.5 drawn as 0.5)")
         axis.legend(loc="lower right", fontsize="small")
-        _finish(axis, database, grid="both")
+        finish(axis, database, grid="both")
     axes[0].set_ylabel("messages at most so late, %")
     figure.suptitle(f"Lateness at {lateness.RATE} messages/s, delays {lateness.DELAY_SECONDS[0]} to 4 s")
     return figure
@@ -85,11 +85,11 @@ def _draw_lateness(results: Results, databases: Sequence[str]) -> Figure:
 
 def _draw_flat(results: Results, databases: Sequence[str]) -> Figure:
     def pairs(database: str) -> list[tuple[Measurement, Measurement]]:
-        large = [m for m in results.measurements if m.database == database and m.unit == "us" and m.ratio_to]
+        large = [m for m in results.measurements if m.store == database and m.unit == "us" and m.ratio_to]
         return [(small, m) for m in large if (small := results.get(database, m.ratio_to))][::-1]
 
     most = max(len(pairs(database)) for database in databases)
-    figure, axes = _panels(len(databases), height=1.6 + 0.42 * most, sharey=True)
+    figure, axes = panels(len(databases), height=1.6 + 0.42 * most, sharey=True)
     for axis, database in zip(axes, databases, strict=True):
         names = []
         for position, (small, large) in enumerate(pairs(database)):
@@ -112,12 +112,13 @@ def _draw_flat(results: Results, databases: Sequence[str]) -> Figure:
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set_xlabel("microseconds a call")
         axis.legend(loc="lower right", fontsize="small")
-        _finish(axis, database, grid="x")
+        finish(axis, database, grid="x")
     figure.suptitle("What one look at the ledger costs, and how many times more in the large one")
     return figure
 
 
-def _panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]:
+def panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]:
+    """Return a picture of ``n`` panels side by side."""
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     # Without pyplot: no window system is looked for and nothing global stays behind.
     figure = Figure(figsize=(6.2 * max(n, 1) + 1.5, height), layout="constrained")
@@ -125,7 +126,8 @@ def _panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]
     return figure, list(axes[0])
 
 
-def _finish(axis: Axes, title: str, *, grid: str) -> None:
+def finish(axis: Axes, title: str, *, grid: str) -> None:
+    """Give a panel its title and its grid."""
     axis.set_title(title, fontsize=10)
     axis.grid(axis=grid, which="major", alpha=0.3)
     axis.set_axisbelow(True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import json
 import os
 import platform
-import sqlite3
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,17 @@ from benchmarks.measuring import Measurement
 
 FIELDS = [field.name for field in dataclasses.fields(Measurement)]
 FOLDER = Path(__file__).parent / "results"
+QUICK_FOLDER = Path(".run/benchmarks")
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return the options of a benchmark."""
+    options = argparse.ArgumentParser(prog=f"./dev bench {name}", description=description)
+    options.add_argument("--quick", action="store_true", help="small sizes, to see that it works; not for reporting")
+    options.add_argument(
+        "--results", type=Path, help=f"folder for CSV and pictures; default: benchmarks/results, quick: {QUICK_FOLDER}"
+    )
+    return options
 
 
 def write_csv(path: Path, measurements: Sequence[Measurement]) -> None:
@@ -38,7 +48,7 @@ def read_csv(path: Path) -> list[Measurement]:
         return [
             Measurement(
                 date=row["date"],
-                database=row["database"],
+                store=row["store"],
                 name=row["name"],
                 value=float(row["value"]),
                 unit=row["unit"],
@@ -52,7 +62,7 @@ def read_csv(path: Path) -> list[Measurement]:
         ]
 
 
-def write_machine(path: Path, *, postgresql: str | None, quick: bool, load_at_begin: float) -> None:
+def write_machine(path: Path, software: Mapping[str, Any], *, quick: bool, load_at_begin: float) -> None:
     """Write what the numbers were measured on."""
     machine = {
         "cores": os.cpu_count(),
@@ -60,10 +70,7 @@ def write_machine(path: Path, *, postgresql: str | None, quick: bool, load_at_be
         "load_at_end": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "postgresql": postgresql,
-        "sqlalchemy": version("sqlalchemy"),
-        "psycopg": version("psycopg"),
+        **software,
         "quick": quick,
     }
     path.write_text(json.dumps(machine, indent=2) + "\n")
@@ -75,10 +82,10 @@ def read_machine(path: Path) -> dict[str, Any]:
     return found
 
 
-def print_table(measurements: Sequence[Measurement]) -> None:
+def print_table(title: str, measurements: Sequence[Measurement]) -> None:
     """Print all measurements."""
-    table = Table(title="Ledger benchmark: medians of the repeats")
-    for heading in ("database", "measurement"):
+    table = Table(title=f"{title}: medians of the repeats")
+    for heading in ("store", "measurement"):
         table.add_column(heading, no_wrap=True)
     for heading in ("median", "min", "max"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -87,11 +94,11 @@ def print_table(measurements: Sequence[Measurement]) -> None:
     table.add_column("to")
     before = ""
     for m in measurements:
-        if before and m.database != before:
+        if before and m.store != before:
             table.add_section()
-        before = m.database
+        before = m.store
         ratio = "" if m.ratio is None else f"{m.ratio:.2f}"
-        table.add_row(m.database, m.name, show(m.value), show(m.min), show(m.max), m.unit, ratio, m.ratio_to)
+        table.add_row(m.store, m.name, show(m.value), show(m.min), show(m.max), m.unit, ratio, m.ratio_to)
     Console(width=None if Console().is_terminal else 190).print(table)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks import rabbitmq_aims
 from benchmarks.measuring import Measurement
 from benchmarks.results import show
 
@@ -25,8 +26,12 @@ def fill(document: str, tables: Mapping[str, str]) -> str:
 
 def ledger_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables of ``docs/performance.md`` by their names."""
+    postgresql = f"PostgreSQL {machine['postgresql']}" if machine["postgresql"] else "no PostgreSQL"
+    software = (
+        f"SQLite {machine['sqlite']}, {postgresql}, SQLAlchemy {machine['sqlalchemy']}, psycopg {machine['psycopg']}"
+    )
     return {
-        "ledger machine": _machine_line(measurements, machine),
+        "ledger machine": _machine_line(measurements, machine, software),
         "ledger rates": _table(measurements, lambda m: m.unit in _RATES),
         "ledger statements": _table(measurements, lambda m: m.unit == "statements/message"),
         "ledger lateness": _table(measurements, lambda m: m.unit == "ms"),
@@ -34,24 +39,43 @@ def ledger_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any
     }
 
 
-def _machine_line(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> str:
-    postgresql = f"PostgreSQL {machine['postgresql']}" if machine["postgresql"] else "no PostgreSQL"
+def rabbitmq_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables about RabbitMQ in ``docs/performance.md`` by their names."""
+    software = (
+        f"RabbitMQ {machine['rabbitmq']} (idle: {machine['idle_cpu_percent']} % of a core), pika {machine['pika']},"
+        f" kombu {machine['kombu']}"
+    )
+
+    def table(*units: str) -> str:
+        return _table(measurements, lambda m: m.unit in units, heading="queues")
+
+    return {
+        "rabbitmq machine": _machine_line(measurements, machine, software),
+        "rabbitmq aims": rabbitmq_aims.table(measurements),
+        "rabbitmq rates": table("messages/s"),
+        "rabbitmq cpu": table("us/message", "hops/message"),
+        "rabbitmq lateness": table("ms", "published/s"),
+    }
+
+
+def _machine_line(measurements: Sequence[Measurement], machine: Mapping[str, Any], software: str) -> str:
     size = "a quick run, not for reporting" if machine["quick"] else "a full run"
     return (
         f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
-        f" Python {machine['python']}, SQLite {machine['sqlite']}, {postgresql},"
-        f" SQLAlchemy {machine['sqlalchemy']}, psycopg {machine['psycopg']};"
+        f" Python {machine['python']}, {software};"
         f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
     )
 
 
-def _table(measurements: Sequence[Measurement], wanted: Callable[[Measurement], bool]) -> str:
+def _table(
+    measurements: Sequence[Measurement], wanted: Callable[[Measurement], bool], *, heading: str = "database"
+) -> str:
     lines = [
-        "| database | measurement | median | min - max | unit | ratio | to |",
+        f"| {heading} | measurement | median | min - max | unit | ratio | to |",
         "|---|---|---:|---:|---|---:|---|",
     ]
     for m in filter(wanted, measurements):
         ratio = "" if m.ratio is None else f"{m.ratio:.2f}"
         spread = f"{show(m.min)} - {show(m.max)}"
-        lines.append(f"| {m.database} | {m.name} | {show(m.value)} | {spread} | {m.unit} | {ratio} | {m.ratio_to} |")
+        lines.append(f"| {m.store} | {m.name} | {show(m.value)} | {spread} | {m.unit} | {ratio} | {m.ratio_to} |")
     return "\n".join(lines)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import fill, ledger_tables
+from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import FOLDER, read_csv, read_machine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
-tables = ledger_tables(read_csv(FOLDER / "ledger.csv"), read_machine(FOLDER / "ledger_machine.json"))
-DOCUMENT.write_text(fill(DOCUMENT.read_text(), tables))
-print(f"{DOCUMENT.name}: {', '.join(tables)}")
+for name, tables_of in {"ledger": ledger_tables, "rabbitmq": rabbitmq_tables}.items():
+    if (FOLDER / f"{name}.csv").exists():
+        tables = tables_of(read_csv(FOLDER / f"{name}.csv"), read_machine(FOLDER / f"{name}_machine.json"))
+        DOCUMENT.write_text(fill(DOCUMENT.read_text(), tables))
+        print(f"{DOCUMENT.name}: {', '.join(tables)}")
