@@ -200,16 +200,19 @@ async def test_a_waiter_that_comes_during_an_outage_waits_on(
 
 @contextmanager
 def unreachable(file: Path) -> Iterator[None]:
-    """Put a directory where the database file was: nobody can open it."""
+    """Put a link to itself where the database file was: nobody can open it.
+
+    The file comes back last and in one step, so that nobody meets a path where a new ledger could be created.
+    """
     aside = file.with_name("aside")
     aside.mkdir()
-    for part in file.parent.glob(f"{file.name}*"):
+    parts = sorted(file.parent.glob(f"{file.name}*"), reverse=True)
+    for part in parts:
         part.rename(aside / part.name)
-    file.mkdir()
+    file.symlink_to(file)
     yield
-    file.rmdir()
-    for part in aside.iterdir():
-        part.rename(file.with_name(part.name))
+    for part in parts:
+        (aside / part.name).replace(part)
 
 
 async def test_an_overlooked_entry_is_found_by_the_reconciliation(
