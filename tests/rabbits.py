@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import httpx
 import pika
 
+from airflow_delay_provider.brokers.rabbitmq import declaring
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from tests.given import do_without, require_server
 from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
@@ -50,6 +52,12 @@ def declare_queue(url: str, name: str, **arguments: Any) -> None:
         connection.channel().queue_declare(name, durable=True, arguments=arguments)
 
 
+def bind_queue(url: str, name: str, *, exchange: str) -> None:
+    """Bind a queue by its name to an exchange."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        connection.channel().queue_bind(name, exchange, name)
+
+
 def connection_of(url: str, **settings: Any) -> dict[str, Any]:
     """An Airflow connection to the server at ``url``, in the form of its JSON."""
     parts = urlsplit(url)
@@ -72,7 +80,9 @@ def fresh_vhost() -> Iterator[str]:
     manage("PUT", f"vhosts/{name}")
     try:
         manage("PUT", f"permissions/{name}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
-        yield f"{url.rpartition('/')[0]}/{name}"
+        # Nobody kills this broker, so no queue has to settle.
+        with patch.object(declaring, "SETTLE_SECONDS", 0):
+            yield f"{url.rpartition('/')[0]}/{name}"
     finally:
         manage("DELETE", f"vhosts/{name}")
 

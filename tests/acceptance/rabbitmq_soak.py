@@ -141,10 +141,11 @@ def soak(work: Soak, run_dir: Path) -> Figures:
 
 def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
     figures, source = Figures(), random.Random(work.seed)
+    # Before the ladder, whose creation lasts until all that was declared before outlives a killed broker.
+    declare_queue(node.url, CHANNEL, **{"x-queue-type": work.queue_type})
     with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
         broker.create_topology()
         prefix = f"{broker.topology.prefix}."
-    declare_queue(node.url, CHANNEL, **{"x-queue-type": work.queue_type})
     published, arrived = run_dir / "published", run_dir / "arrived"
     publish = (
         *("publish", "--log", str(published), "--type", work.queue_type, "--tick", str(work.tick)),

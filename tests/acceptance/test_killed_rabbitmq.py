@@ -12,7 +12,7 @@ import pytest
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.message import Message
 from tests.acceptance.rabbitmq_soak import Soak, count_messages, soak
-from tests.rabbits import config_of, declare_queue, private_node
+from tests.rabbits import bind_queue, config_of, declare_queue, private_node
 from tests.servers import component
 
 CHANNEL = "orders"
@@ -43,6 +43,25 @@ def test_a_broker_killed_again_and_again_loses_nothing_that_it_confirmed(
     assert figures.unroutable == 0
     assert len(figures.outages) == 2
     assert figures.cuts > 0
+
+
+def test_the_first_message_of_a_new_ladder_outlives_a_broker_that_is_killed_at_once(tmp_path: Path) -> None:
+    """C11, C14, D12: the broker keeps in memory alone, for about a second, that a quorum queue exists."""
+    with private_node(tmp_path) as node:
+        declare_queue(node.url, CHANNEL, **{"x-queue-type": "quorum"})
+        config = config_of(node.url, tick=TICK)
+        with RabbitMQBroker(config) as broker:
+            in_a_moment = datetime.now(UTC) + timedelta(seconds=10)
+            # A way to an exchange is a queue too, the last one that is created here.
+            channels = (CHANNEL, f"amq.direct:{CHANNEL}")
+            messages = [Message(channel=channel, payload=b"", deliver_at=in_a_moment) for channel in channels]
+            bind_queue(node.url, CHANNEL, exchange="amq.direct")
+            broker.schedule(messages)
+            node.kill()
+        node.start_again()
+        with RabbitMQBroker(config) as broker:
+            received = receive_all(broker, len(messages))
+    assert set(received) == {message.id for message in messages}
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])

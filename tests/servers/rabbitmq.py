@@ -11,7 +11,7 @@ import pika
 import pika.exceptions
 
 from tests.servers import process
-from tests.servers.component import Component, stop_all, wait_for
+from tests.servers.component import Component, ComponentDiedError, stop_all, wait_for
 from tests.servers.server import UnavailableError
 from tests.servers.sessions import Guardian
 
@@ -118,7 +118,7 @@ class RabbitMQ:
         assert self._node is not None
         try:
             wait_for(self._accepts, what="RabbitMQ accepts", seconds=START_SECONDS, components=[self._node])
-        except (TimeoutError, RuntimeError):
+        except (TimeoutError, ComponentDiedError):
             return False
         return True
 
