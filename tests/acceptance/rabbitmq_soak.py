@@ -19,6 +19,7 @@ from pathlib import Path
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
+from airflow_delay_provider.domain.journal import FROM_THE_START
 from tests.acceptance.rabbitmq_clients import now_ms
 from tests.rabbits import config_of, declare_queue
 from tests.servers.cutting_proxy import CuttingProxy
@@ -75,6 +76,8 @@ class Figures:
     cuts: int = 0
     left_behind: dict[str, int] = field(default_factory=dict)
     unroutable: int = 0
+    #: Lost ids that the journal calls dispatched: they were lost behind the ladder, not on it.
+    told: list[str] = field(default_factory=list)
 
     @property
     def lost(self) -> list[str]:
@@ -119,7 +122,7 @@ class Figures:
             (
                 f"published    {len(self.published)}, {again} of them more than once; connection cut {self.cuts} times",
                 f"killed       {len(self.outages)} times; back after {down} s",
-                f"lost         {len(self.lost)} {self.lost[:5] or ''}",
+                f"lost         {len(self.lost)} {self.lost[:5] or ''}; the journal calls {len(self.told)} dispatched",
                 f"early        {len(self.early)} {self.early[:5] or ''}",
                 f"duplicates   {self.duplicates}, all with ids that were published: {not self.strange}",
                 f"left behind  {sum(self.left_behind.values())} {self.left_behind or ''}; unroutable {self.unroutable}",
@@ -164,6 +167,9 @@ def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
         assert len(figures.published) == work.messages
         work.tell("all published")
         _wait_until_quiet(work, node, prefix, arrived, figures)
+        if figures.lost:
+            with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
+                figures.told = sorted(broker.find_outcomes(figures.lost, since=FROM_THE_START))
     return figures
 
 

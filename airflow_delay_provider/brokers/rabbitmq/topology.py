@@ -10,10 +10,13 @@ the next level with its routing key unchanged; each level reads its own digit. B
 where each channel is bound by its exact key::
 
     entry ──> door ──> first rung ─expired─> level K ──> next rung ─expired─> ... ──> dispatch ──> exit ──> channel
-      └──> journal                   (a zero digit goes straight on)                     └──> journal
+      └──> journal                   (a zero digit goes straight on)                     └──> told ──> journal
                                                                   what has no route ──> delay.v1.unroutable
 
-The door parks what comes for a rung that was deleted: without it the journal alone would have the message.
+Nowhere may the journal or the parking be the only way of a message. The door parks what comes for a rung that was
+deleted. A broker that starts brings back its bindings, some at a time, in the order of their sources' names, while its
+queues pass messages on already. So what leads on is named to come first (``climb``), and ``told`` and ``unroutable`` to
+come last, with all the entries in between: a message that moves on too soon finds no way at all, and stays where it is.
 """
 
 from __future__ import annotations
@@ -133,7 +136,7 @@ class Topology:
 
     def level(self, level: int) -> str:
         """Return the exchange that reads the digit of ``level``."""
-        return f"{self.prefix}.level.{level}"
+        return f"{self.prefix}.climb.level.{level}"
 
     @cached_property
     def ready(self) -> str:
@@ -143,12 +146,17 @@ class Topology:
     @cached_property
     def dispatch(self) -> str:
         """The exchange behind the last level."""
-        return f"{self.prefix}.dispatch"
+        return f"{self.prefix}.climb.dispatch"
 
     @cached_property
     def exit(self) -> str:
         """The exchange at which channels are bound."""
-        return f"{self.prefix}.exit"
+        return f"{self.prefix}.climb.exit"
+
+    @cached_property
+    def told(self) -> str:
+        """The exchange through which the journal is told of dispatches; the last of all names, see above."""
+        return f"{self.prefix}.told"
 
     @cached_property
     def feed(self) -> str:
@@ -204,6 +212,8 @@ class Topology:
             yield Exchange(name=JOURNAL, kind="fanout")
         yield Exchange(name=self.exit, kind="topic", arguments=parks)
         yield Exchange(name=self.dispatch, kind="fanout")
+        if self.journal:
+            yield Exchange(name=self.told, kind="fanout")
         for level in range(self.levels):
             yield Exchange(name=self.level(level), kind="topic", arguments=parks)
         for hold_ms in self.ladder.holds_ms:
@@ -256,7 +266,8 @@ class Topology:
             yield Binding(source=source, destination=self.exit, to_exchange=True)
         if self.journal:
             fed_by_classic = self.queue_type is QueueType.CLASSIC
-            yield Binding(source=self.dispatch, destination=self.feed if fed_by_classic else JOURNAL)
+            yield Binding(source=self.dispatch, destination=self.told, to_exchange=True)
+            yield Binding(source=self.told, destination=self.feed if fed_by_classic else JOURNAL)
             for source in (JOURNAL, *self._entries.values()):
                 yield Binding(source=source, destination=JOURNAL)
 

@@ -45,7 +45,7 @@ class SimulatedBroker:
         return journey
 
     def _arrive(self, exchange: str, key: str, after_ms: int, journey: Journey) -> None:
-        for name in sorted(self._route(exchange, key)):
+        for name in sorted(self.route(exchange, key)):
             queue = self.queues.get(name)
             ttl_ms = None if queue is None else queue.arguments.get("x-message-ttl")
             journey.after_ms[name] = min(after_ms, journey.after_ms.get(name, after_ms))
@@ -58,7 +58,7 @@ class SimulatedBroker:
             new_key = queue.arguments.get("x-dead-letter-routing-key", key)
             self._arrive(onward, new_key, after_ms + ttl_ms, journey)
 
-    def _route(self, exchange: str, key: str) -> set[str]:
+    def route(self, exchange: str, key: str) -> set[str]:
         """The queues that get a copy, one each; an exchange that is not of the ladder is an end itself."""
         if exchange == "":
             return {key}
@@ -71,10 +71,10 @@ class SimulatedBroker:
         ]
         if not matching:
             alternate = self.alternates[exchange]
-            return self._route(alternate, key) if alternate else set()
+            return self.route(alternate, key) if alternate else set()
         reached: set[str] = set()
         for binding in matching:
-            reached |= self._route(binding.destination, key) if binding.to_exchange else {binding.destination}
+            reached |= self.route(binding.destination, key) if binding.to_exchange else {binding.destination}
         return reached
 
 
