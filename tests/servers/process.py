@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+#: Below those that Linux gives to outgoing connections.
+SERVER_PORTS = range(20_000, 32_000)
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -69,10 +72,15 @@ def stop(process: subprocess.Popen[bytes], *, signals: Sequence[int], patience_s
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on and no outgoing connection takes: a killed server finds it free again."""
+    for port in random.sample(SERVER_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no free port between {SERVER_PORTS.start} and {SERVER_PORTS.stop}")
 
 
 def wait_until(ready: Callable[[], bool], *, process: subprocess.Popen[bytes], deadline_seconds: float) -> bool:
