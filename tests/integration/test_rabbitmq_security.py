@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -232,17 +231,10 @@ def wrong(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], str]
             ),
             "permission": (connection, r"user 'user-\w+' lacks a permission \(ACCESS_REFUSED.*\); grant it, see docs/"),
             "host": (
-                connection | {"port": free_port()},
+                connection | {"port": process.free_port()},
                 r"cannot be reached or was lost \(Connection refused\); check host, port and that it runs",
             ),
         }[kind]
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-    return port
 
 
 @pytest.fixture

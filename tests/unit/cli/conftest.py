@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.servers.process import free_port
 from tests.unit.cli.commandline import CommandLine
 
 Define = Callable[..., str]
@@ -36,10 +36,7 @@ def define(monkeypatch: pytest.MonkeyPatch) -> Define:
 @pytest.fixture
 def closed_port() -> int:
     """A port that nothing listens on."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-    return port
+    return free_port()
 
 
 @pytest.fixture
