@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -62,6 +62,33 @@ class Provisioned(ABC):
     @abstractmethod
     def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
         """Take everything away and return its name; refused while messages wait, unless asked for."""
+
+
+#: Told how many messages reached which channel, and how late each was, in milliseconds.
+OnDispatched = Callable[[Mapping[str, int], Sequence[int]], None]
+
+
+class Climber(ABC):
+    """Moves the waiting messages of one broker on, step by step, until they are due."""
+
+    @abstractmethod
+    def run_once(self) -> float:
+        """Do what there is to do now, in bounded time, and return the seconds until the next look."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is begun and let others take over."""
+
+
+class Climbed(ABC):
+    """A broker that keeps messages but has no clock for them, so that a dispatcher moves them."""
+
+    @abstractmethod
+    def open_climber(self, *, instance: str | None = None, on_dispatched: OnDispatched | None = None) -> Climber:
+        """Return what a dispatcher runs; any number may run side by side.
+
+        :param instance: a name that only this one has, also after a restart, so that it goes on at once.
+        """
 
 
 class Broker(ABC):

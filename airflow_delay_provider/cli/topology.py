@@ -66,6 +66,6 @@ def _open_provisioned(conn_id: str) -> Iterator[Provisioned]:
         if not isinstance(broker, Provisioned):
             raise ConfigurationError(
                 f"delay_conn_id: the broker of connection {conn_id!r} needs no topology, so there is nothing to create,"
-                " verify or delete; name a connection of type rabbitmq"
+                " verify or delete; name a connection of type rabbitmq, delay_kafka or kafka"
             )
         yield broker

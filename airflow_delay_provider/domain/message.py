@@ -75,6 +75,10 @@ class Message:
         """Return this message for another delivery to its own channel."""
         return replace(self, deliver_at=deliver_at, handled_count=self.handled_count + 1)
 
+    def replayed(self, deliver_at: datetime) -> Message:
+        """Return this message, which was given up, as it starts again."""
+        return replace(self, deliver_at=deliver_at, handled_count=0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:

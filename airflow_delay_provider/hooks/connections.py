@@ -170,13 +170,9 @@ def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker
 
 
 def _open_rabbitmq(connection: Connection, clock: Clock | None) -> Broker:
-    try:
+    with _needing("rabbitmq", connection):
         from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
         from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-    except ImportError as error:
-        raise ConfigurationError(
-            f"connections of type rabbitmq need {error.name}; install airflow-delay-provider[rabbitmq]"
-        ) from error
     settings = _extra_of(connection)
     config = RabbitMQConfig.from_settings(
         settings,
@@ -189,6 +185,32 @@ def _open_rabbitmq(connection: Connection, clock: Clock | None) -> Broker:
     return RabbitMQBroker(config, limits=Limits.from_settings(settings), clock=clock)
 
 
+def _open_kafka(connection: Connection, clock: Clock | None) -> Broker:
+    with _needing("kafka", connection):
+        from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+        from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+    settings = _extra_of(connection)
+    config = KafkaConfig.from_settings(
+        settings,
+        host=connection.host,
+        port=connection.port,
+        login=connection.login,
+        password=connection.password,
+    )
+    return KafkaBroker(config, limits=Limits.from_settings(settings), clock=clock)
+
+
+@contextmanager
+def _needing(extra: str, connection: Connection) -> Iterator[None]:
+    """Say which extra of this package brings the client library that cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(
+            f"connections of type {connection.conn_type} need {error.name}; install airflow-delay-provider[{extra}]"
+        ) from error
+
+
 def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
     return connection.extra_dejson if connection is not None else {}
 
@@ -196,4 +218,7 @@ def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
 _BROKERS: dict[str, Callable[[Connection, Clock | None], Broker]] = {
     "delay": _open_embedded,
     "rabbitmq": _open_rabbitmq,
+    "delay_kafka": _open_kafka,
+    # The type of Airflow's own Kafka provider, whose extra holds settings of the client library.
+    "kafka": _open_kafka,
 }

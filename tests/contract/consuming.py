@@ -114,6 +114,7 @@ class ConsumingContract:
 
     def test_consumers_side_by_side_share_the_messages(self, harness: BrokerHarness):
         """B32"""
+        harness.needs("shares_messages")
         channel = harness.channel()
         messages = [harness.message(channel, after=0) for _ in range(60)]
         harness.broker.send(messages)

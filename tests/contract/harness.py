@@ -30,6 +30,8 @@ class Abilities:
     knows_ids: bool = True
     #: An unsettled message comes again after ``visibility``, counted as handled.
     visibility: bool = True
+    #: Consumers side by side share single messages; otherwise they share partitions of a channel.
+    shares_messages: bool = True
 
 
 class BrokerHarness:

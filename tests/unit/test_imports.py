@@ -40,7 +40,8 @@ ALLOWED = {
     "cli": "domain exceptions ledger brokers dispatcher hooks metrics",
     "testing": "domain exceptions ledger brokers",
     "spark": "domain exceptions brokers hooks triggers operators sensors links metrics",
-    "get_provider_info.py": "",
+    "connection_forms.py": "",
+    "get_provider_info.py": "connection_forms",
     "__init__.py": "",
 }
 #: The parts that live in Airflow.

@@ -170,7 +170,7 @@ class RabbitMQBroker(Broker, Provisioned):
         now = self.clock.now()
         deliver_at = now + delay if delay > timedelta(0) else from_ms(floor_ms(now))
         if self._link.receiver().is_dead_letter(delivery):
-            message = wire.replayed(delivery.message, deliver_at)
+            message = delivery.message.replayed(deliver_at)
         else:
             message = delivery.message.requeued(deliver_at)
         self._repost(delivery, message, delay, Change.REQUEUED, reason)

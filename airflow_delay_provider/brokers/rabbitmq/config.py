@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import ssl
 from collections.abc import Mapping
@@ -12,9 +11,9 @@ from typing import Any
 import pika
 
 from airflow_delay_provider.brokers.rabbitmq.topology import QueueType, Topology
+from airflow_delay_provider.brokers.settings import read_flag, read_number
 from airflow_delay_provider.exceptions import ConfigurationError
 
-_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 #: AMQP has two bytes for it.
 MAX_HEARTBEAT_SECONDS = 65_535
 _MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
@@ -85,10 +84,10 @@ class RabbitMQConfig:
         """Read what a connection gives; ``settings`` is its extra."""
         tls = _read_tls(settings)
         given: dict[str, Any] = {}
-        if (heartbeat := _number(settings, "heartbeat", most=MAX_HEARTBEAT_SECONDS)) is not None:
+        if (heartbeat := read_number(settings, "heartbeat", most=MAX_HEARTBEAT_SECONDS)) is not None:
             given["heartbeat_seconds"] = int(heartbeat)
         for name, field_name in (("connect_timeout", "connect_seconds"), ("confirm_timeout", "confirm_seconds")):
-            if (seconds := _number(settings, name, least=0.001)) is not None:
+            if (seconds := read_number(settings, name, least=0.001)) is not None:
                 given[field_name] = seconds
         if login:
             given |= {"login": login, "password": password or ""}
@@ -134,47 +133,22 @@ def _read_hosts(host: str | None, port: int) -> tuple[tuple[str, int], ...]:
 def _read_tls(settings: Mapping[str, Any]) -> TlsConfig | None:
     files = {name: settings.get(name) or None for name in ("ca_file", "cert_file", "key_file", "server_name")}
     # A form that says no because nobody has touched its switch must not send a password in clear text.
-    return TlsConfig(**files) if _flag(settings, "ssl", default=False) or any(files.values()) else None
+    return TlsConfig(**files) if read_flag(settings, "ssl", default=False) or any(files.values()) else None
 
 
 def _read_topology(settings: Mapping[str, Any]) -> Topology:
-    given: dict[str, Any] = {"journal": _flag(settings, "journal", default=True)}
+    given: dict[str, Any] = {"journal": read_flag(settings, "journal", default=True)}
     kind = settings.get("queue_type") or QueueType.QUORUM
     try:
         given["queue_type"] = QueueType(kind)
     except ValueError:
         raise ConfigurationError(f"queue_type: {kind!r} is unknown; use one of {', '.join(QueueType)}") from None
-    if (tick := _number(settings, "tick")) is not None:
+    if (tick := read_number(settings, "tick")) is not None:
         given["tick_ms"] = round(tick * 1000)
-    if (most := _number(settings, "max_length", least=1)) is not None:
+    if (most := read_number(settings, "max_length", least=1)) is not None:
         given["max_length"] = int(most)
     if age := settings.get("journal_max_age"):
         if not isinstance(age, str) or not _MAX_AGE.fullmatch(age):
             raise ConfigurationError(f"journal_max_age: {age!r} is not an age; use for example 7D, 12h or 30m")
         given["journal_max_age"] = age
     return Topology(**given)
-
-
-def _number(settings: Mapping[str, Any], name: str, *, least: float = 0, most: float = 1e9) -> float | None:
-    value = settings.get(name)
-    if value in (None, ""):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not least <= number <= most:
-        raise ConfigurationError(
-            f"{name}: {value!r} is not a number from {least:g} to {most:.0f}; correct the connection's extra"
-        )
-    return number
-
-
-def _flag(settings: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = settings.get(name)
-    if value in (None, ""):
-        return default
-    text = str(value).lower()
-    if text not in _TRUE | _FALSE:
-        raise ConfigurationError(f"{name}: {value!r} is neither true nor false; correct the connection's extra")
-    return text in _TRUE

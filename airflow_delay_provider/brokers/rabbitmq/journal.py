@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption, Pushe
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
 from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL
 from airflow_delay_provider.brokers.rabbitmq.wire import CHANNEL, Wired, read_message
+from airflow_delay_provider.brokers.recent_outcomes import RecentOutcomes
 from airflow_delay_provider.domain.clock import Clock
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change
@@ -24,8 +24,6 @@ ACK_EVERY = 500
 #: How long the broker may take to push what is there; more may follow within the second time.
 FIRST_SECONDS = 0.5
 NEXT_SECONDS = 0.03
-#: Final entries that a reader remembers, so that those who begin to wait need no reading back.
-REMEMBERED = 20_000
 ONE_SECOND = timedelta(seconds=1)
 
 #: Offset in the stream, and which of the entries that stand for one record.
@@ -42,7 +40,7 @@ class JournalReader:
         self._cursor: _Cursor | None = None
         #: The position that the caller was given last.
         self._told: Position = BEFORE_ALL
-        self._memory = _Memory()
+        self._memory = RecentOutcomes(parse_position)
 
     def end(self) -> str:
         """Return the position of the last record there is, or of one before it."""
@@ -64,7 +62,7 @@ class JournalReader:
         """Return the first final entry of each of these ids that is recorded behind ``since`` by now."""
         found: dict[str, JournalEntry] = {}
         start = parse_position(since)
-        if self._cursor is not None and start >= self._memory.covers_from:
+        if self._cursor is not None and self._memory.covers(start):
             found = self._memory.get(message_ids)
             start = max(start, self._told)
         for entry in self._scan(start) if len(found) < len(set(message_ids)) else ():
@@ -84,7 +82,7 @@ class JournalReader:
         is_gone = start[0] > self._last_offset(at_least=start[0])
         cursor = self._cursor = _Cursor(self._open_session(), BEFORE_ALL if is_gone else start)
         if start != self._told:
-            self._memory = _Memory(start)
+            self._memory = RecentOutcomes(parse_position, start)
         self._told = start
         return cursor
 
@@ -169,26 +167,6 @@ class _Cursor:
 
     def close(self) -> None:
         self._consumption.close()
-
-
-class _Memory:
-    """The first final entry of each message that was read lately."""
-
-    def __init__(self, start: Position = (2**62, 0)) -> None:
-        #: Nothing final behind this position is unknown here.
-        self.covers_from = start
-        self._entries: OrderedDict[str, JournalEntry] = OrderedDict()
-
-    def add(self, entries: Sequence[JournalEntry]) -> None:
-        for entry in entries:
-            if entry.change in FINAL_CHANGES:
-                self._entries.setdefault(entry.message_id, entry)
-        while len(self._entries) > REMEMBERED:
-            _, forgotten = self._entries.popitem(last=False)
-            self.covers_from = max(self.covers_from, parse_position(forgotten.position))
-
-    def get(self, message_ids: Sequence[str]) -> dict[str, JournalEntry]:
-        return {each: self._entries[each] for each in message_ids if each in self._entries}
 
 
 def entries_of(pushed: Pushed, now: datetime) -> list[JournalEntry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -125,11 +125,6 @@ def read_message(properties: BasicProperties, body: bytes, *, queue: str, now: d
         change=Change(change) if change in (Change.REQUEUED, Change.DEAD_LETTERED) else None,
         reason=_text(headers.get(REASON)) or None,
     )
-
-
-def replayed(message: Message, deliver_at: datetime) -> Message:
-    """Return a dead letter as it starts again."""
-    return replace(message, deliver_at=deliver_at, handled_count=0)
 
 
 def _moment(value: Any) -> datetime | None:

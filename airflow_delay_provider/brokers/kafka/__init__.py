@@ -1,0 +1,1 @@
+"""Kafka: a ladder of topics that dispatchers climb, exactly once."""

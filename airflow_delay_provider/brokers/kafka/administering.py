@@ -1,0 +1,285 @@
+"""Creating, checking and deleting the topics of a ladder, and looking at channels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
+
+from airflow_delay_provider.brokers.base import Finding
+from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, code_of
+from airflow_delay_provider.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+
+    from airflow_delay_provider.brokers.kafka.link import Link
+    from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
+
+ASK_SECONDS = 15.0
+#: How long a broker may not know yet of a topic that was just created.
+NEW_TOPIC_SECONDS = 1.0
+#: A channel that forgets messages sooner than this could lose one before anybody has read it.
+SHORTEST_RETENTION_MS = 60_000
+#: Settings with which a message that waits could be forgotten, or kept from moving on.
+_MUST_HAVE = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type", "max.message.bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelFacts:
+    """What matters of a topic that messages are delivered to."""
+
+    partitions: int
+    max_message_bytes: int = 1_048_588
+    retention_ms: int = -1
+    is_compacted: bool = False
+
+
+def create(link: Link, topology: Topology) -> None:
+    """Create the topics that are missing."""
+    there = partition_counts(link)
+    create_topics(link, topology, [topic for topic in topology.topics() if topic.name not in there])
+
+
+def create_topics(link: Link, topology: Topology, topics: Iterable[Topic]) -> None:
+    """Create topics; one that somebody else creates at the same moment is there all the same."""
+    new = [
+        NewTopic(
+            topic.name,
+            num_partitions=topology.partitions,
+            replication_factor=topology.replication_factor or -1,
+            config=dict(topic.settings),
+        )
+        for topic in topics
+    ]
+    if not new:
+        return
+    for name, future in link.admin().create_topics(new, request_timeout=ASK_SECONDS).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            if code_of(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise link.failure(error, f"creating topic {name}") from error
+    _wait_until(lambda: {topic.topic for topic in new} <= partition_counts(link).keys(), "the new topics are known")
+
+
+def verify(link: Link, topology: Topology) -> Iterator[Finding]:
+    """Say what is wrong or needs care; nothing is changed."""
+    there = partition_counts(link)
+    names = [topic.name for topic in topology.topics()]
+    missing = [name for name in names if name not in there]
+    if len(missing) == len(names):
+        yield Finding(text=f"the ladder {topology.prefix} does not exist; run `airflow delay topology create`")
+        return
+    for name in missing:
+        yield Finding(text=f"topic {name} is missing; run `airflow delay topology create`")
+    yield from _find_wrong(link, topology, there)
+    if topology.inbox in there:
+        yield from _find_weak_replication(link, topology)
+
+
+def require_complete(link: Link, topology: Topology) -> None:
+    """Create what is missing; refuse to go on with a ladder that could lose messages."""
+    create(link, topology)
+    _refuse_wrong(link, topology)
+
+
+def require_usable(link: Link, topology: Topology) -> None:
+    """Do the same as far as somebody needs it who only schedules, and may not see the rungs."""
+    if not {topology.inbox, topology.control, topology.journal} <= partition_counts(link).keys():
+        create(link, topology)
+    _refuse_wrong(link, topology)
+
+
+def _refuse_wrong(link: Link, topology: Topology) -> None:
+    problems = [each.text for each in _find_wrong(link, topology, partition_counts(link)) if each.is_problem]
+    if problems:
+        more = f" (and {len(problems) - 1} more: `airflow delay topology verify`)" if problems[1:] else ""
+        raise ConfigurationError(f"{link.config.name}: {problems[0]}{more}")
+
+
+def _find_wrong(link: Link, topology: Topology, there: Mapping[str, int]) -> Iterator[Finding]:
+    seen = {topic.name: topic for topic in topology.topics() if topic.name in there}
+    for name in seen:
+        if there[name] != topology.partitions:
+            yield Finding(
+                text=f"topic {name} has {there[name]} partitions and the connection says {topology.partitions}; all"
+                f" topics of a ladder must have the same number: set partitions to {there[name]}, or use another ladder"
+            )
+    try:
+        settings = settings_of(link, sorted(seen))
+    except KafkaException as error:
+        if code_of(error) not in DENIED:
+            raise link.failure(error, "reading settings") from error
+        yield _advice(f"settings were not checked: user {link.config.user} may not read them (DESCRIBE_CONFIGS)")
+        return
+    for name, have in settings.items():
+        yield from _find_wrong_settings(seen[name], have)
+
+
+def delete(link: Link, topology: Topology) -> None:
+    """Delete all topics of the ladder and its group's memory."""
+    names = [
+        name for name in partition_counts(link) if name.startswith(f"{topology.prefix}.") and _is_of(topology, name)
+    ]
+    if names:
+        for name, future in link.admin().delete_topics(names, operation_timeout=ASK_SECONDS).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if code_of(error) not in MISSING:
+                    raise link.failure(error, f"deleting topic {name}") from error
+        _wait_until(lambda: not partition_counts(link).keys() & set(names), "the topics are gone")
+    for future in link.admin().delete_consumer_groups([topology.dispatch_group]).values():
+        try:
+            future.result()
+        except KafkaException as error:
+            if code_of(error) not in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
+                raise link.failure(error, f"deleting group {topology.dispatch_group}") from error
+
+
+def rungs(link: Link, topology: Topology) -> dict[str, int]:
+    """Return the rungs that exist and their holds, also those of another radix: messages may wait in them."""
+    there = partition_counts(link)
+    found = {name: hold for name in there if (hold := topology.hold_of(name)) is not None}
+    return {name: hold for name, hold in found.items() if there[name] == topology.partitions}
+
+
+def partition_counts(link: Link) -> dict[str, int]:
+    """Return all topics that can be seen."""
+    metadata = link.ask(lambda: link.admin().list_topics(timeout=5.0), "listing topics")
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def channel_facts(link: Link, channel: str) -> ChannelFacts | None:
+    """Return what matters of a channel, None where there is no such topic; a new one is waited for."""
+    deadline = time.monotonic() + NEW_TOPIC_SECONDS
+    while (partitions := _partition_count(link, channel)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    try:
+        have = settings_of(link, [channel])[channel]
+    except KafkaException as error:
+        if code_of(error) not in DENIED:
+            raise link.failure(error, f"reading settings of {channel}") from error
+        return ChannelFacts(partitions=partitions)
+    return ChannelFacts(
+        partitions=partitions,
+        max_message_bytes=int(have["max.message.bytes"]),
+        retention_ms=int(have["retention.ms"]) if "delete" in have["cleanup.policy"] else -1,
+        is_compacted="compact" in have["cleanup.policy"],
+    )
+
+
+def _partition_count(link: Link, topic: str) -> int | None:
+    asked = link.admin().describe_topics(TopicCollection([topic]), request_timeout=ASK_SECONDS)
+    try:
+        return len(asked[topic].result().partitions)
+    except KafkaException as error:
+        if code_of(error) in MISSING:
+            return None
+        raise link.failure(error, f"looking for topic {topic}") from error
+
+
+def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str]]:
+    """Return the settings of topics; raises the library's error where they may not be read."""
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
+    if not resources:
+        return {}
+    answers = link.admin().describe_configs(resources, request_timeout=ASK_SECONDS)
+    return {
+        resource.name: {name: entry.value for name, entry in future.result().items()}
+        for resource, future in answers.items()
+    }
+
+
+def log_ends(link: Link, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+    """Return the offset behind the last record of each partition, also of records that are not committed yet."""
+    return _offsets(link, {each: OffsetSpec.latest() for each in partitions})
+
+
+def log_starts(link: Link, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+    """Return the offset of the first record of each partition."""
+    return _offsets(link, {each: OffsetSpec.earliest() for each in partitions})
+
+
+def stable_ends(link: Link, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+    """Return the offset behind the last record that readers of committed records can see."""
+    return _offsets(link, {each: OffsetSpec.latest() for each in partitions}, IsolationLevel.READ_COMMITTED)
+
+
+def _offsets(
+    link: Link,
+    question: dict[TopicPartition, OffsetSpec],
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[tuple[str, int], int]:
+    if not question:
+        return {}
+    found: dict[tuple[str, int], int] = link.ask(
+        lambda: {
+            (each.topic, each.partition): future.result().offset
+            for each, future in link.admin()
+            .list_offsets(question, isolation_level=isolation, request_timeout=ASK_SECONDS)
+            .items()
+        },
+        "asking for the ends of topics",
+    )
+    return found
+
+
+def _find_wrong_settings(topic: Topic, have: Mapping[str, str]) -> Iterator[Finding]:
+    for name in _MUST_HAVE:
+        wanted = topic.settings.get(name)
+        if wanted is None or _is_good(name, wanted, have.get(name, "")):
+            continue
+        yield Finding(
+            text=f"topic {topic.name} has {name}={have.get(name)} and needs {wanted}, or messages that wait could be"
+            f" lost or stuck; set it with kafka-configs, or delete the topic while nothing waits in it"
+        )
+
+
+def _is_good(name: str, wanted: str, have: str) -> bool:
+    if name in ("retention.ms", "retention.bytes"):
+        return have == "-1" or (wanted != "-1" and int(have) >= int(wanted))
+    if name == "max.message.bytes":
+        return int(have) >= int(wanted)
+    return have == wanted
+
+
+def _find_weak_replication(link: Link, topology: Topology) -> Iterator[Finding]:
+    inbox = link.admin().describe_topics(TopicCollection([topology.inbox]))[topology.inbox].result()
+    replicas = min((len(partition.replicas) for partition in inbox.partitions), default=1)
+    if replicas == 1:
+        yield _advice("the ladder has one replica: a broker that is lost for good takes waiting messages with it")
+        return
+    try:
+        in_sync = int(settings_of(link, [topology.inbox])[topology.inbox]["min.insync.replicas"])
+    except KafkaException:
+        return
+    if in_sync < 2:
+        yield _advice(
+            f"min.insync.replicas is {in_sync} with {replicas} replicas: a confirmed message may be on one broker only;"
+            " set it to 2 for topics that begin with delay.v1"
+        )
+
+
+def _advice(text: str) -> Finding:
+    return Finding(text=text, is_problem=False)
+
+
+def _is_of(topology: Topology, name: str) -> bool:
+    own = {topic.name for topic in topology.topics()}
+    return name in own or topology.hold_of(name) is not None
+
+
+def _wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + ASK_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ConfigurationError(f"{what}: not within {ASK_SECONDS:g} s; look at the broker's log")
+        time.sleep(0.02)

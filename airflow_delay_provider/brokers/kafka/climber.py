@@ -1,0 +1,262 @@
+"""The loop that moves the messages of a ladder: read, decide, write, commit."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from airflow_delay_provider.brokers.base import Climber, OnDispatched
+from airflow_delay_provider.brokers.kafka import administering
+from airflow_delay_provider.brokers.kafka.commands import Place
+from airflow_delay_provider.brokers.kafka.flow import Flow
+from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
+from airflow_delay_provider.brokers.kafka.outlet import Refusals, TransactionalOutlet
+from airflow_delay_provider.brokers.kafka.progress import Progress
+from airflow_delay_provider.brokers.kafka.reading import READER, Partition, read_between, take
+from airflow_delay_provider.brokers.kafka.trimming import Trimmer
+from airflow_delay_provider.domain.clock import Clock, floor_ms
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.kafka.link import Link
+
+log = logging.getLogger(__name__)
+
+#: A dispatcher that is gone for so long loses its lanes to others, and its open transaction is undone.
+GONE_SECONDS = 10
+#: How long a new dispatcher may have to wait for the transaction of one that was killed.
+TAKE_OVER_SECONDS = 90.0
+#: Steps of one lane between two looks at the others.
+STEPS = 2000
+
+
+class KafkaClimber(Climber):
+    """Serves the lanes that the group gives it, any number of such side by side.
+
+    Exactly once for readers of committed records: what lanes give out and which of their records are done is one
+    transaction. It is bound to the membership in the group, so that one who has lost its lanes without knowing it can
+    commit nothing any more. After any doubt, everything in memory is thrown away and read again from what is committed.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        clock: Clock,
+        *,
+        instance: str | None = None,
+        on_dispatched: OnDispatched | None = None,
+        refusals: Refusals | None = None,
+    ) -> None:
+        self._link = link
+        self._topology = link.config.topology
+        self._clock = clock
+        self._instance = instance
+        self._on_dispatched = on_dispatched
+        self._refusals = refusals or Refusals()
+        self._lanes: dict[int, Lane] = {}
+        self._sources: dict[Partition, Source] = {}
+        self._consumer: Consumer | None = None
+        self._outlet: TransactionalOutlet | None = None
+        self._flow: Flow | None = None
+        self._trimmer = Trimmer(link)
+        self._reader: Consumer | None = None
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> float:
+        """Wait for something to do, do it, and commit when it is time."""
+        consumer, outlet = self._open()
+        for record in take(consumer, self._pause(outlet)):
+            self._keep(record)
+        try:
+            self._advance(outlet)
+            if self._is_time_to_commit(outlet):
+                self._commit(consumer, outlet)
+        except KafkaException as error:
+            self._begin_anew(consumer, outlet, error)
+        if self._flow is not None:
+            self._flow.regulate(self._sources, floor_ms(self._clock.now()))
+        self._trimmer.trim()
+        return 0.0
+
+    def close(self) -> None:
+        """Commit what is begun and leave the group, so that others take over at once."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            # Lanes are given back, and so committed, while the consumer leaves.
+            self._link.close_consumer(consumer)
+        self._trimmer.trim(now=True)
+        self._drop_lanes()
+        if self._reader is not None:
+            self._link.close_consumer(self._reader)
+        self._outlet = self._reader = None
+
+    def _pause(self, outlet: TransactionalOutlet) -> float:
+        """Return how long nothing has to be done."""
+        turns = [turn for lane in self._lanes.values() if (turn := lane.next_turn_ms()) is not None]
+        until_turn = (min(turns) - self._clock.now().timestamp() * 1000) / 1000 if turns else 1.0
+        return max(0.0, min(until_turn, outlet.seconds_left(), 0.1))
+
+    def _keep(self, record: Message) -> None:
+        error = record.error()
+        if error is not None:
+            raise self._link.failure(error, "reading the ladder")
+        source = self._sources.get((record.topic(), record.partition()))
+        if source is not None:
+            headers = record.headers() if not source.hold_ms else None
+            source.waiting.append(
+                Record(record.offset(), record.timestamp()[1], record.key(), record.value(), headers or None)
+            )
+
+    def _advance(self, outlet: TransactionalOutlet) -> None:
+        for lane in self._lanes.values():
+            lane.advance(outlet, floor_ms(self._clock.now()), limit=STEPS)
+
+    def _is_time_to_commit(self, outlet: TransactionalOutlet) -> bool:
+        if outlet.is_open:
+            return outlet.seconds_left() <= 0
+        return any(source.is_changed for source in self._sources.values())
+
+    def _commit(self, consumer: Consumer, outlet: TransactionalOutlet) -> None:
+        progress = [
+            (topic, lane.number, offset, note)
+            for lane in self._lanes.values()
+            for topic, offset, note in lane.progress()
+        ]
+        dispatched, lateness_ms = outlet.dispatched, outlet.lateness_ms
+        outlet.commit(progress, consumer.consumer_group_metadata())
+        for lane in self._lanes.values():
+            lane.committed()
+        self._trimmer.note((topic, lane, offset) for topic, lane, offset, _ in progress)
+        if lateness_ms and self._on_dispatched is not None:
+            self._on_dispatched(dispatched, lateness_ms)
+
+    def _begin_anew(self, consumer: Consumer, outlet: TransactionalOutlet, error: KafkaException) -> None:
+        """Undo what is not committed and read it again; what cannot be undone by us the broker undoes, for the next."""
+        inner = error.args[0]
+        log.warning("%s: what is not committed is undone and done again: %s", self._link.config.name, inner.str())
+        try:
+            if inner.fatal():
+                raise error
+            outlet.abort()
+        except KafkaException as fatal:
+            self._drop_lanes()
+            raise self._link.failure(fatal, "a transaction of the dispatcher") from fatal
+        self._load_lanes(consumer, consumer.assignment())
+
+    # -- lanes come and go ---------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Consumer, TransactionalOutlet]:
+        if self._consumer is None or self._outlet is None:
+            administering.require_complete(self._link, self._topology)
+            rungs = administering.rungs(self._link, self._topology)
+            self._outlet = TransactionalOutlet(self._open_producer(), self._topology, self._refusals)
+            self._consumer = self._open_consumer([self._topology.control, self._topology.inbox, *rungs])
+            self._flow = Flow(self._consumer)
+        return self._consumer, self._outlet
+
+    def _open_producer(self) -> Producer:
+        producer = self._link.make_producer(
+            {
+                "transactional.id": f"{self._topology.prefix}.{self._instance or uuid4()}",
+                "transaction.timeout.ms": GONE_SECONDS * 1000,
+                "message.timeout.ms": GONE_SECONDS * 1000,
+                # A transaction begins before the broker has quite ended the one before: ask again at once.
+                "retry.backoff.ms": 5,
+                "retry.backoff.max.ms": 500,
+                "linger.ms": 5,
+                "queue.buffering.max.messages": 500_000,
+            }
+        )
+        self._link.ask(lambda: producer.init_transactions(10.0), "beginning to dispatch", seconds=TAKE_OVER_SECONDS)
+        return producer
+
+    def _open_consumer(self, topics: Sequence[str]) -> Consumer:
+        consumer = self._link.make_consumer(
+            {
+                "group.id": self._topology.dispatch_group,
+                # Gives partition N of every topic to the same member, which makes it a lane.
+                "partition.assignment.strategy": "range",
+                "session.timeout.ms": GONE_SECONDS * 1000,
+                "heartbeat.interval.ms": 2000,
+                "queued.min.messages": 5000,
+                "queued.max.messages.kbytes": 65_536,
+            }
+            | ({"group.instance.id": self._instance} if self._instance else {})
+        )
+        consumer.subscribe(list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        return consumer
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._load_lanes(consumer, partitions)
+        log.info("%s: serving lanes %s", self._link.config.name, sorted(self._lanes) or "none")
+
+    def _on_revoke(self, consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        outlet = self._outlet
+        if outlet is not None and self._lanes:
+            try:
+                self._commit(consumer, outlet)
+            except KafkaException as error:
+                log.warning("%s: the last steps are undone: %s", self._link.config.name, error.args[0].str())
+                outlet.abort()
+        self._drop_lanes()
+
+    def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        """Others have the lanes already: nothing of ours may be committed, not even under a new membership."""
+        self._drop_lanes()
+        if self._outlet is not None:
+            self._outlet.abort()
+
+    def _drop_lanes(self) -> None:
+        self._lanes, self._sources = {}, {}
+        if self._flow is not None:
+            self._flow.forget()
+
+    def _load_lanes(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """Build the lanes from what is committed, and read on from there."""
+        self._drop_lanes()
+        if not partitions:
+            return
+        places = [TopicPartition(each.topic, each.partition) for each in partitions]
+        committed = self._link.ask(
+            lambda: consumer.committed(places, 10.0), "reading the progress", seconds=TAKE_OVER_SECONDS
+        )
+        starts = administering.log_starts(self._link, [each for each in committed if each.offset < 0])
+        recalled = self._read_recalls({each.partition for each in partitions})
+        by_lane: dict[int, dict[str, Source]] = defaultdict(dict)
+        for each in committed:
+            offset = starts[each.topic, each.partition] if each.offset < 0 else each.offset
+            source = Source(each.topic, self._topology.hold_of(each.topic) or 0, Progress(offset, each.metadata or ""))
+            by_lane[each.partition][each.topic] = self._sources[each.topic, each.partition] = source
+        self._lanes = {
+            number: Lane(
+                number,
+                self._topology.ladder,
+                sources,
+                inbox=self._topology.inbox,
+                control=self._topology.control,
+                recalled=recalled[number],
+            )
+            for number, sources in sorted(by_lane.items())
+        }
+        consumer.assign(
+            [TopicPartition(topic, number, source.progress.low) for (topic, number), source in self._sources.items()]
+        )
+
+    def _read_recalls(self, lanes: set[int]) -> Mapping[int, set[Place]]:
+        topic, found = self._topology.recalls, {lane: set[Place]() for lane in lanes}
+        if self._reader is None:
+            self._reader = self._link.make_consumer(READER)
+        places = [TopicPartition(topic, lane) for lane in lanes]
+        ends = administering.log_ends(self._link, places)
+        starts = administering.log_starts(self._link, places)
+        for record in read_between(self._link, self._reader, starts, ends):
+            lane, key = record.partition(), record.key()
+            if key is not None:
+                change = found[lane].discard if record.value() is None else found[lane].add
+                change(Place.from_key(key, lane))
+        return found

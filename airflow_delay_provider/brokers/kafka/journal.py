@@ -1,0 +1,215 @@
+"""The journal: a topic that dispatchers write in the transactions in which things happen."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from airflow_delay_provider.brokers.kafka import administering
+from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
+from airflow_delay_provider.brokers.kafka.reading import READER, Partition, read_between, take
+from airflow_delay_provider.brokers.recent_outcomes import RecentOutcomes
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
+from airflow_delay_provider.exceptions import InvalidMessageError
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.kafka.link import Link
+
+#: How long a reader that has caught up waits for more.
+NEXT_SECONDS = 0.03
+FIRST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What to read next of each lane: a record, and which entry in it."""
+
+    lanes: tuple[tuple[int, int], ...]
+
+    def __ge__(self, other: Position) -> bool:
+        return all(mine >= theirs for mine, theirs in zip(self.lanes, other.lanes, strict=False))
+
+    def __str__(self) -> str:
+        return "-".join(f"{offset}.{index}" for offset, index in self.lanes)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Undo ``str``."""
+        try:
+            parts = [lane.split(".") for lane in text.split("-")]
+            return cls(tuple((int(offset), int(index)) for offset, index in parts))
+        except ValueError:
+            raise InvalidMessageError(
+                "position", f"{text!r} is not one of this journal", "use one it has given"
+            ) from None
+
+
+class JournalReader:
+    """Reads on from a position for as long as it is asked for what comes next, without beginning anew each time."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._topic = link.config.topology.journal
+        self._consumer: Consumer | None = None
+        self._scanner: Consumer | None = None
+        self._waiting: deque[tuple[Noted, Position]] = deque()
+        #: Up to where records were read, and the position that the caller was given last.
+        self._read: list[tuple[int, int]] = []
+        self._told: str | None = None
+        self._memory = RecentOutcomes(Position.parse)
+
+    def end(self) -> str:
+        """Return the position behind everything that readers can see."""
+        return str(Position(tuple((end, 0) for _, end in self._bounds())))
+
+    def read(self, after: str, limit: int) -> list[JournalEntry]:
+        """Return the next entries; a journal that is read on is given a moment for more."""
+        if self._consumer is None or after != self._told:
+            self._attach(after)
+        else:
+            self._fetch(limit, NEXT_SECONDS)
+        entries: list[JournalEntry] = []
+        while self._waiting and len(entries) < limit:
+            noted, position = self._waiting.popleft()
+            if noted.change is not None:
+                entries.append(noted.entry(str(position)))
+        if entries:
+            self._told = entries[-1].position
+            self._memory.add(entries)
+        return entries
+
+    def find(self, message_ids: Sequence[str], since: str) -> dict[str, JournalEntry]:
+        """Return the first final entry of each of these ids that is recorded behind ``since`` by now."""
+        start, found = self._start(since), dict[str, JournalEntry]()
+        if self._told is not None and self._memory.covers(start):
+            found, start = self._memory.get(message_ids), self._start(self._told)
+        wanted = {each.encode() for each in message_ids} - {each.encode() for each in found}
+        for noted, position in self._scan(start) if wanted else ():
+            if noted.message_id in wanted and noted.change in FINAL_CHANGES:
+                wanted.discard(noted.message_id)
+                found[noted.message_id.decode()] = noted.entry(str(position))
+        return found
+
+    def answers(self, since: str, commands: Collection[str], *, seconds: float) -> dict[str, bool]:
+        """Wait for the dispatchers' answers to these commands; return those that came in time."""
+        missing, answered = set(commands), dict[str, bool]()
+        consumer = self._open_scanner()
+        consumer.assign(self._places(self._start(since)))
+        deadline = time.monotonic() + seconds
+        try:
+            while missing and time.monotonic() < deadline:
+                for record in _without_ends(self._link, take(consumer, 0.05)):
+                    for noted in read_entries(record.value() or b""):
+                        if (answer := noted.answer) is not None and answer.command_id in missing:
+                            missing.discard(answer.command_id)
+                            answered[answer.command_id] = answer.obeyed
+        finally:
+            consumer.unassign()
+        return answered
+
+    def recently(self, entries: int) -> str:
+        """Return a position so many records before the end of each lane."""
+        return str(Position(tuple((max(start, end - entries), 0) for start, end in self._bounds())))
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def _attach(self, after: str) -> None:
+        """Begin to read at a position, up to what is there now."""
+        start = self._start(after)
+        ends = [end for _, end in self._bounds()]
+        self._read, self._told = list(start.lanes), after
+        self._waiting.clear()
+        self._memory = RecentOutcomes(Position.parse, start)
+        self._open_consumer().assign(self._places(start))
+        deadline = time.monotonic() + FIRST_SECONDS
+        while any(read[0] < end for read, end in zip(self._read, ends, strict=True)) and time.monotonic() < deadline:
+            if not self._fetch(1, 0.1) and self._waiting:
+                return
+
+    def _fetch(self, limit: int, wait: float) -> int:
+        """Read until there are so many entries or nothing more comes, and return how many records came."""
+        count = 0
+        while len(self._waiting) < limit and (records := take(self._open_consumer(), wait)):
+            wait = 0.0
+            for record in records:
+                count += self._keep(record)
+        return count
+
+    def _keep(self, record: Message) -> int:
+        lane, error = record.partition(), record.error()
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:
+                raise self._link.failure(error, f"reading {self._topic}")
+            # What lies between the last record and the end are marks of transactions.
+            self._read[lane] = max(self._read[lane], (record.offset(), 0))
+            return 0
+        for noted, at in _entries_of(record):
+            if at > self._read[lane]:
+                self._read[lane] = at
+                self._waiting.append((noted, Position(tuple(self._read))))
+        return 1
+
+    def _scan(self, start: Position) -> Iterator[tuple[Noted, Position]]:
+        lanes = list(start.lanes)
+        starts: Mapping[Partition, int] = {(self._topic, lane): at[0] for lane, at in enumerate(lanes)}
+        ends = {(self._topic, lane): end for lane, (_, end) in enumerate(self._bounds())}
+        for record in read_between(self._link, self._open_scanner(), starts, ends):
+            for noted, at in _entries_of(record):
+                if at > lanes[record.partition()]:
+                    lanes[record.partition()] = at
+                    yield noted, Position(tuple(lanes))
+
+    def _open_consumer(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = self._link.make_consumer(READER)
+        return self._consumer
+
+    def _open_scanner(self) -> Consumer:
+        if self._scanner is None:
+            self._scanner = self._link.make_consumer(READER)
+        return self._scanner
+
+    def _start(self, text: str) -> Position:
+        """Return the place that a position names; one behind the end is of a journal that was deleted since."""
+        bounds = self._bounds()
+        lanes = Position.parse(text).lanes if text != FROM_THE_START else ()
+        known = [*lanes[: len(bounds)], *[(0, 0)] * (len(bounds) - len(lanes))]
+        return Position(
+            tuple(
+                max(at, (start, 0)) if at[0] <= end else (start, 0)
+                for at, (start, end) in zip(known, bounds, strict=True)
+            )
+        )
+
+    def _places(self, start: Position) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, lane, offset) for lane, (offset, _) in enumerate(start.lanes)]
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """The first record of each lane, and the one behind the last that readers can see."""
+        lanes = range(self._link.config.topology.partitions)
+        places = [TopicPartition(self._topic, lane) for lane in lanes]
+        starts = administering.log_starts(self._link, places)
+        ends = administering.stable_ends(self._link, places)
+        return [(starts[self._topic, lane], ends[self._topic, lane]) for lane in lanes]
+
+
+def _entries_of(record: Message) -> Iterator[tuple[Noted, tuple[int, int]]]:
+    """Return each entry of a record with the place to read on behind it."""
+    entries = list(read_entries(record.value() or b""))
+    for index, noted in enumerate(entries, start=1):
+        yield noted, (record.offset(), index) if index < len(entries) else (record.offset() + 1, 0)
+
+
+def _without_ends(link: Link, records: Sequence[Message]) -> Iterator[Message]:
+    for record in records:
+        error = record.error()
+        if error is None:
+            yield record
+        elif error.code() != KafkaError._PARTITION_EOF:
+            raise link.failure(error, "reading the journal")

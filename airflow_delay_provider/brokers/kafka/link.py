@@ -1,0 +1,165 @@
+"""The clients of one connection: made when they are first needed, and let go together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.kafka.errors import translate
+from airflow_delay_provider.exceptions import ConfigurationError
+
+#: How long a question to the broker may take.
+ASK_SECONDS = 15.0
+
+#: As safe as the broker can make it; small batches fit into channels whose max.message.bytes is small.
+PRODUCER = {
+    "acks": "all",
+    "enable.idempotence": True,
+    # Where Java's clients put a key, so do we.
+    "partitioner": "murmur2_random",
+    "batch.size": 262_144,
+    "message.max.bytes": 100_000_000,
+    "delivery.report.only.error": True,
+    "topic.metadata.propagation.max.ms": 2000,
+}
+CONSUMER = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "earliest",
+    # The default of a second is how long a reader that has caught up would stand still.
+    "fetch.queue.backoff.ms": 10,
+    "fetch.wait.max.ms": 100,
+}
+
+
+class Link:
+    """What a broker's parts use to talk to Kafka. Not for several threads at once."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        #: What the library last said of connections that fail; the errors of calls often tell only that time ran out.
+        self.last_failure: str | None = None
+        self._admin: AdminClient | None = None
+        self._producer: Producer | None = None
+        self._consumers: list[Consumer] = []
+
+    def admin(self) -> AdminClient:
+        """Return the client that asks and creates."""
+        if self._admin is None:
+            self._admin = self._make(AdminClient, {})
+        return self._admin
+
+    def producer(self) -> Producer:
+        """Return the producer whose records are confirmed one by one."""
+        if self._producer is None:
+            timeout_ms = max(1000, round(self.config.confirm_seconds * 1000))
+            self._producer = self._make(Producer, PRODUCER | {"message.timeout.ms": timeout_ms})
+        return self._producer
+
+    def forget_producer(self) -> None:
+        """Let the next call make a new producer; records that are still on their way are given up."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def make_producer(self, settings: Mapping[str, Any]) -> Producer:
+        """Return a producer of the caller's own."""
+        producer: Producer = self._make(Producer, PRODUCER | dict(settings))
+        return producer
+
+    def make_consumer(self, settings: Mapping[str, Any] | None = None) -> Consumer:
+        """Return a consumer, closed with the link. One that has no group reads what it is assigned."""
+        group = {"group.id": f"{self.config.consumer_group}.reader"}
+        consumer: Consumer = self._make(Consumer, CONSUMER | group | dict(settings or {}))
+        self._consumers.append(consumer)
+        return consumer
+
+    def close_consumer(self, consumer: Consumer) -> None:
+        """Close a consumer before the link is."""
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+        consumer.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self._consumers:
+            self._consumers.pop().close()
+        if self._producer is not None:
+            self._producer.flush(self.config.confirm_seconds)
+            self._producer = None
+        self._admin = None
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def ask(self, question: Callable[[], Any], doing: str, *, seconds: float = ASK_SECONDS) -> Any:
+        """Return the broker's answer; what may pass is asked again for a while."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return question()
+            except KafkaException as error:
+                inner = error.args[0]
+                may_pass = isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _PASSING)
+                if not may_pass or time.monotonic() > deadline:
+                    raise self.failure(error, doing) from error
+            time.sleep(0.02)
+
+    def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
+        """Return the error of this package."""
+        return translate(error, self.config, doing=doing, clue=self.last_failure if _is_vague(error) else None)
+
+    def _make(self, kind: Any, settings: Mapping[str, Any]) -> Any:
+        quiet = {"error_cb": self._note_failure, "logger": _quiet(), "log.connection.close": False}
+        own = {"client.id": "airflow-delay-provider", "allow.auto.create.topics": False} if kind is Consumer else {}
+        try:
+            return kind({**own, **self.config.client, **settings, **quiet})
+        except KafkaException as error:
+            raise ConfigurationError(
+                f"{self.config.name}: {error.args[0].str()}; correct the connection's extra"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{self.config.name}: {error}; correct the connection's extra") from error
+
+    def _note_failure(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last_failure = error.str()
+
+
+_PASSING = {
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+}
+
+
+def _is_vague(error: BaseException | KafkaError) -> bool:
+    inner = error.args[0] if isinstance(error, KafkaException) else error
+    return isinstance(inner, KafkaError) and inner.code() in {
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._WAIT_COORD,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._PURGE_QUEUE,
+    }
+
+
+def _quiet() -> logging.Logger:
+    """The library's own words, which would go to standard error: kept for those who ask for them."""
+    logger = logging.getLogger("airflow_delay_provider.kafka.client")
+    logger.setLevel(logging.ERROR if logger.level == logging.NOTSET else logger.level)
+    return logger

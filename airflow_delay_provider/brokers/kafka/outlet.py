@@ -1,0 +1,207 @@
+"""One Kafka transaction after another: everything that lanes give out, and their progress, all or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from airflow_delay_provider.brokers.kafka import wire
+from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
+from airflow_delay_provider.domain.lifecycle import Change
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from airflow_delay_provider.brokers.kafka.commands import Place
+    from airflow_delay_provider.brokers.kafka.lane import Record
+    from airflow_delay_provider.brokers.kafka.topology import Topology
+
+#: How long a transaction may be open: readers of a channel see what is in it only when it ends.
+OPEN_SECONDS_WITH_DELIVERIES = 0.025
+OPEN_SECONDS = 0.1
+JOURNAL_RECORD_BYTES = 500_000
+#: How long it is believed that a channel is there, or is not.
+BELIEVE_SECONDS = 30.0
+DOUBT_SECONDS = 5.0
+CALL_SECONDS = 20.0
+
+
+class Refusals:
+    """Channels and messages that the broker does not take, learned from its answers; kept over transactions."""
+
+    def __init__(self) -> None:
+        self.messages: dict[bytes, str] = {}
+        #: Whether a channel can be written to, and until when that is believed.
+        self.channels: dict[str, tuple[float, str | None]] = {}
+        #: Channels that refused a batch because of one message in it: it is not known which.
+        self.singly: set[str] = set()
+
+    def note(self, channel: str, message_id: bytes, error: KafkaError) -> None:
+        """Learn from a record that was not stored."""
+        if error.code() in MISSING | DENIED:
+            self.channels[channel] = (time.monotonic() + BELIEVE_SECONDS, error.str())
+        elif error.code() in UNFIT and channel in self.singly:
+            self.messages[message_id] = error.str()
+        elif error.code() in UNFIT:
+            self.singly.add(channel)
+
+
+class TransactionalOutlet:
+    """Writes for all lanes of one dispatcher. A failure is left to the caller, who aborts and begins anew."""
+
+    def __init__(self, producer: Producer, topology: Topology, refusals: Refusals) -> None:
+        self._producer = producer
+        self._topology = topology
+        self._refusals = refusals
+        self._rungs = {hold_ms: topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms}
+        self._begun_at: float | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._begun_at = None
+        self._entries: dict[int, list[bytes]] = defaultdict(list)
+        self.dispatched: Counter[str] = Counter()
+        self.lateness_ms: list[int] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is open."""
+        return self._begun_at is not None
+
+    def seconds_left(self) -> float:
+        """Return how long the transaction may stay open."""
+        if self._begun_at is None:
+            return OPEN_SECONDS
+        most = OPEN_SECONDS_WITH_DELIVERIES if self.lateness_ms else OPEN_SECONDS
+        return self._begun_at + most - time.monotonic()
+
+    # -- what lanes give out -------------------------------------------------------------------------------------
+
+    def rest(self, lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
+        """Put an envelope into a rung."""
+        self._produce(self._rungs[hold_ms], value, key, lane)
+
+    def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:  # noqa: ARG002 - the protocol's
+        """Put a message into its channel, or say why it cannot be put there."""
+        channel, refusals = envelope.channel, self._refusals
+        refusal = refusals.messages.pop(envelope.message_id, None) or self._channel_refusal(channel)
+        if refusal is not None:
+            return refusal
+
+        def on_failure(error: KafkaError | None, _record: Any, message_id: bytes = envelope.message_id) -> None:
+            if error is not None:
+                refusals.note(channel, message_id, error)
+
+        self._produce(
+            channel, envelope.payload, envelope.key, headers=envelope.record_headers(), on_delivery=on_failure
+        )
+        if channel in refusals.singly:
+            self._producer.flush(CALL_SECONDS)
+        self.dispatched[channel] += 1
+        self.lateness_ms.append(now_ms - envelope.deliver_at_ms)
+        return None
+
+    def bury(self, record: Record, reason: str) -> None:
+        """Put a record that cannot be delivered into the topic of the dead, as a message where it is one."""
+        why: wire.Headers = [
+            (wire.CHANGE, Change.DEAD_LETTERED.value.encode()),
+            (wire.REASON, wire.clean_reason(reason).encode()),
+        ]
+        try:
+            envelope = wire.Envelope(record.key or b"", record.value or b"")
+        except Exception:  # noqa: BLE001 - it may be anything
+            self._produce(self._topology.dead, record.value, record.key, headers=[*(record.headers or []), *why])
+            return
+        where = (wire.CHANNEL, envelope.channel.encode())
+        headers = [*envelope.record_headers(), where, *why]
+        self._produce(self._topology.dead, envelope.payload, envelope.key, headers=headers)
+
+    def tell(self, lane: int, entry: bytes) -> None:
+        """Write an entry into the journal; those of one transaction share a record."""
+        self._begin()
+        self._entries[lane].append(entry)
+
+    def remember(self, place: Place, *, recalled: bool) -> None:
+        """Remember that a record is to be passed over, or forget it."""
+        self._produce(self._topology.recalls, b"1" if recalled else None, place.key(), place.lane)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def commit(self, progress: Iterable[tuple[str, int, int, str]], group: Any) -> None:
+        """Make everything visible together with the progress (topic, lane, offset, note) of this group."""
+        self._begin()
+        for lane, entries in self._entries.items():
+            for value in _joined(entries):
+                self._produce(self._topology.journal, value, None, lane)
+        offsets = [TopicPartition(topic, lane, offset, note) for topic, lane, offset, note in progress]
+        if offsets:
+            _until_done(lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS))
+        _until_done(lambda: self._producer.commit_transaction(CALL_SECONDS))
+        self._reset()
+
+    def abort(self) -> None:
+        """Make everything since the last commit undone."""
+        try:
+            if self._begun_at is not None:
+                _until_done(lambda: self._producer.abort_transaction(CALL_SECONDS))
+        finally:
+            self._reset()
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._begun_at is None:
+            self._producer.begin_transaction()
+            self._begun_at = time.monotonic()
+
+    def _produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int = -1, **options: Any) -> None:
+        self._begin()
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, **options)
+            except BufferError:
+                self._producer.poll(0.05)
+            else:
+                return
+
+    def _channel_refusal(self, channel: str) -> str | None:
+        """Say why a channel cannot be written to: one bad record would spoil the whole transaction."""
+        known = self._refusals.channels.get(channel)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        topics = self._producer.list_topics(channel, CALL_SECONDS).topics
+        error = topics[channel].error if channel in topics else None
+        refusal = None if error is None else f"topic {channel}: {error.str()}"
+        believe = BELIEVE_SECONDS if refusal is None else DOUBT_SECONDS
+        self._refusals.channels[channel] = (time.monotonic() + believe, refusal)
+        return refusal
+
+
+def _joined(entries: list[bytes]) -> Iterable[bytes]:
+    part: list[bytes] = []
+    size = 0
+    for entry in entries:
+        if part and size + len(entry) > JOURNAL_RECORD_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(entry)
+        size += len(entry)
+    if part:
+        yield b"".join(part)
+
+
+def _until_done(call: Any) -> None:
+    """Go on with a call that the library says can be gone on with."""
+    deadline = time.monotonic() + 3 * CALL_SECONDS
+    while True:
+        try:
+            call()
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+        else:
+            return

@@ -1,0 +1,80 @@
+"""Many records on their way at once, each confirmed by the broker or named as unconfirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
+from airflow_delay_provider.brokers.kafka.wire import Headers
+from airflow_delay_provider.exceptions import BrokerError
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.kafka.link import Link
+
+
+class Outgoing(NamedTuple):
+    """A record to write, and whose it is."""
+
+    message_id: str
+    topic: str
+    value: bytes
+    key: bytes | None
+    #: -1 is the one of its key.
+    partition: int = -1
+    headers: Headers | None = None
+
+
+def publish(link: Link, records: Iterable[Outgoing]) -> None:
+    """Write all; return when every one is confirmed, and raise with the ids of those that are not.
+
+    The library reports failures only. What is not reported and not on its way any more is confirmed, by all replicas
+    that are in sync.
+    """
+    producer, failed, sent = link.producer(), dict[str, KafkaError](), list[str]()
+
+    def on_failure(message_id: str) -> Any:
+        return lambda error, _record: failed.__setitem__(message_id, error) if error is not None else None
+
+    try:
+        for record in records:
+            sent.append(record.message_id)
+            options: dict[str, Any] = {"headers": record.headers} if record.headers else {}
+            while True:
+                try:
+                    producer.produce(
+                        record.topic,
+                        record.value,
+                        record.key,
+                        record.partition,
+                        on_delivery=on_failure(record.message_id),
+                        **options,
+                    )
+                except BufferError:
+                    producer.poll(0.05)
+                else:
+                    break
+        left = producer.flush(link.config.confirm_seconds + 5)
+    except KafkaException as error:
+        link.forget_producer()
+        raise _unconfirmed(link, error.args[0], sent, len(sent)) from error
+    if left:
+        link.forget_producer()
+        raise _unconfirmed(link, KafkaError(KafkaError._TIMED_OUT), sent, len(sent))
+    if failed:
+        if any(error.fatal() for error in failed.values()):
+            link.forget_producer()
+        raise _unconfirmed(link, next(iter(failed.values())), failed, len(sent))
+
+
+def _unconfirmed(link: Link, error: KafkaError, message_ids: Iterable[str], total: int) -> Exception:
+    ids = list(dict.fromkeys(message_ids))
+    told = link.failure(error, f"{len(ids)} of {total} records are not confirmed")
+    if isinstance(told, BrokerError):
+        told.unconfirmed = tuple(ids)
+        return told
+    if len(ids) == total and error.code() in MISSING | DENIED | UNFIT:
+        return told
+    return BrokerError(str(told), unconfirmed=ids, may_pass=False)

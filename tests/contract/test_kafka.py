@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.domain.schedule import Limits
+from tests.contract.broker_contract import BrokerContract
+from tests.contract.harness import Abilities, BrokerHarness
+from tests.kafkas import require_kafka
+
+
+class KafkaHarness(BrokerHarness):
+    """A real Kafka with real time, and a dispatcher beside it that climbs the ladder."""
+
+    abilities = Abilities(knows_ids=False, visibility=False, shares_messages=False)
+    unit = timedelta(seconds=1)
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self._admin = AdminClient({"bootstrap.servers": config.client["bootstrap.servers"]})
+        super().__init__()
+
+    def make_broker(self, limits: Limits | None) -> Broker:
+        return KafkaBroker(self.config, limits=limits)
+
+    def prepare_channel(self, name: str) -> None:
+        self._admin.create_topics([NewTopic(name, 1)])[name].result(20)
+
+    def pass_time(self, delta: timedelta) -> None:
+        # What is due can be seen when its transaction has ended.
+        super().pass_time(delta + timedelta(milliseconds=200))
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Iterator[KafkaConfig]:
+    """A ladder of this file's own, climbed all the time."""
+    settings = {"ladder": f"contract-{uuid4().hex[:8]}", "partitions": 2}
+    config = KafkaConfig.from_settings(settings, host=require_kafka())
+    with KafkaBroker(config) as broker:
+        broker.create_topology()
+        stop, failed = threading.Event(), list[Exception]()
+
+        def climb() -> None:
+            with KafkaBroker(config) as own:
+                climber = own.open_climber()
+                try:
+                    while not stop.is_set():
+                        climber.run_once()
+                except Exception as error:  # noqa: BLE001 - shown at the end
+                    failed.append(error)
+                finally:
+                    climber.close()
+
+        thread = threading.Thread(target=climb)
+        thread.start()
+        yield config
+        stop.set()
+        thread.join(60)
+        broker.delete_topology(even_if_messages_wait=True)
+        assert failed == []
+
+
+@pytest.fixture
+def harness(ladder: KafkaConfig) -> Iterator[KafkaHarness]:
+    harness = KafkaHarness(ladder)
+    yield harness
+    harness.close()
+
+
+class TestKafkaBroker(BrokerContract):
+    """The port, with messages that wait in Kafka's topics."""

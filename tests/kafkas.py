@@ -1,0 +1,238 @@
+"""The Kafka under test, fresh topics on it, and brokers of a test's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from tests.certificates import Authority
+from tests.given import do_without, require_server
+from tests.servers.component import wait_for
+from tests.servers.kafka import SOON_MISSED, Kafka, KafkaCluster
+from tests.servers.server import UnavailableError
+
+ClusterT = TypeVar("ClusterT", bound=KafkaCluster)
+
+SECONDS = 30
+#: Of a secured broker: name to password. ``admin`` may do everything, ``app`` only what was granted.
+USERS = {"admin": "admin-passw0rd", "app": "app-passw0rd"}
+#: Whoever comes to the first one is an administrator without a password.
+SECURED_LISTENERS = {"PLAINTEXT": "PLAINTEXT", "SASL_SSL": "SASL_SSL", "SSL": "SSL"}
+
+
+def require_kafka() -> str:
+    """The broker to use; without one the test is skipped, on CI it fails."""
+    return require_server(Kafka.variable, "Kafka")
+
+
+def connection_of(bootstrap: str, **settings: Any) -> dict[str, Any]:
+    """An Airflow connection to the broker, in the form of its JSON."""
+    return {"conn_type": "delay_kafka", "host": bootstrap, "extra": settings}
+
+
+def fresh_topic(bootstrap: str, partitions: int = 1, **config: Any) -> str:
+    """Create a topic that nobody else uses, copied to all nodes, and return its name: ``cleanup_policy="compact"``."""
+    name, admin = f"test-{uuid4().hex}", AdminClient({"bootstrap.servers": bootstrap})
+    settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
+    admin.create_topics([NewTopic(name, partitions, config=settings)])[name].result(SECONDS)
+
+    def has_leaders() -> bool:
+        known = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
+        return len(known) == partitions and all(each.leader >= 0 for each in known.values())
+
+    wait_for(has_leaders, what=f"topic {name} can be used", seconds=SECONDS, interval=0.02)
+    return name
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    values: Iterable[bytes | None],
+    *,
+    key: bytes | None = None,
+    headers: Mapping[str, bytes] | None = None,
+    partition: int = -1,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Message]:
+    """Return the messages once all copies of them are written."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})})
+    written: list[Message] = []
+
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        written.append(message)
+
+    for value in values:
+        producer.produce(
+            topic, value, key=key, headers=dict(headers or {}), partition=partition, on_delivery=on_delivery
+        )
+        producer.poll(0)
+    if left := producer.flush(SECONDS):
+        raise TimeoutError(f"{left} messages to topic {topic} are not written after {SECONDS} s")
+    return written
+
+
+def read_all(
+    bootstrap: str,
+    topic: str,
+    n: int,
+    isolation: str = "read_committed",
+    seconds: float = SECONDS,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Message]:
+    """Return the first ``n`` messages of a topic, in the order of each partition; fail when there are fewer."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"test-{uuid4().hex}",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            **(settings or {}),
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        found: list[Message] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < n and (left := deadline - time.monotonic()) > 0:
+            for message in consumer.consume(n - len(found), timeout=min(left, 0.5)):
+                if (error := message.error()) is not None:
+                    raise KafkaException(error)
+                found.append(message)
+    finally:
+        consumer.close()
+    if len(found) < n:
+        raise TimeoutError(f"topic {topic} has {len(found)} messages and not {n} after {seconds:g} s")
+    return found
+
+
+# -- brokers of a test's own ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def private_broker(run_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[Kafka]:
+    """A broker to be killed or configured; where it cannot be had, skip, or fail on CI."""
+    with _running(Kafka({**SOON_MISSED, **(settings or {})}), run_dir) as broker:
+        yield broker
+
+
+@contextmanager
+def private_cluster(run_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[KafkaCluster]:
+    """Three nodes, of which one may be lost: each topic has three copies, and a write needs two of them."""
+    with _running(KafkaCluster({**SOON_MISSED, **(settings or {})}), run_dir) as cluster:
+        yield cluster
+
+
+@contextmanager
+def secured_broker(run_dir: Path, authority: Authority, settings: Mapping[str, str] | None = None) -> Iterator[Kafka]:
+    """A broker that asks who comes and what for, at ``bootstrap_of("SASL_SSL")`` and ``bootstrap_of("SSL")``.
+
+    The former takes USERS, by PLAIN or SCRAM-SHA-256. The latter takes certificates, and their names are those of the
+    users. The broker's own certificate is for ``localhost``, so the same port at 127.0.0.1 has the wrong name.
+    """
+    certificate, key = authority.issue("localhost", server=True)
+    both = run_dir / "broker.pem"
+    both.write_bytes(key.read_bytes() + certificate.read_bytes())
+    secured = {**_tls_settings(both, authority.file), **_user_settings(), **(settings or {})}
+    with _running(Kafka(secured, listeners=SECURED_LISTENERS), run_dir) as broker:
+        _add_scram_users(broker.bootstrap)
+        yield broker
+
+
+def client_of(user: str, authority: Authority, mechanism: str = "PLAIN") -> dict[str, Any]:
+    """The settings with which librdkafka comes to SASL_SSL as one of USERS."""
+    return {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(authority.file),
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": USERS[user],
+    }
+
+
+def grant(
+    broker: KafkaCluster,
+    user: str,
+    resource: ResourceType,
+    name: str,
+    *operations: AclOperation,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+) -> None:
+    """Let a user of a secured broker do something; return once it is in force."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    who = (resource, name, pattern, f"User:{user}", "*")
+    wanted = [AclBinding(*who, operation, AclPermissionType.ALLOW) for operation in operations]
+    for done in admin.create_acls(wanted).values():
+        done.result(SECONDS)
+    everything = AclBindingFilter(*who, AclOperation.ANY, AclPermissionType.ANY)
+    # The broker answers from what it decides by, and learns of new rules a moment after they were accepted.
+    wait_for(
+        lambda: set(wanted) <= set(admin.describe_acls(everything).result(SECONDS)),
+        what=f"{user} may use {name}",
+        seconds=SECONDS,
+        interval=0.02,
+    )
+
+
+@contextmanager
+def _running(cluster: ClusterT, run_dir: Path) -> Iterator[ClusterT]:
+    try:
+        try:
+            cluster.start(run_dir)
+        except UnavailableError as missing:
+            do_without(str(missing))
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _tls_settings(certificate_and_key: Path, authority: Path) -> dict[str, str]:
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificate_and_key),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority),
+        "ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
+    }
+
+
+def _user_settings() -> dict[str, str]:
+    modules, users = "org.apache.kafka.common.security", " ".join(f'user_{name}="{USERS[name]}"' for name in USERS)
+    return {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{modules}.plain.PlainLoginModule required {users};",
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "false",
+        # The node itself is anonymous to itself. Clients are so at the first listener only: the others ask who comes.
+        "super.users": "User:admin;User:ANONYMOUS",
+    }
+
+
+def _add_scram_users(bootstrap: str) -> None:
+    admin, how = AdminClient({"bootstrap.servers": bootstrap}), ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    users = [UserScramCredentialUpsertion(name, how, password.encode()) for name, password in USERS.items()]
+    for done in admin.alter_user_scram_credentials(users).values():
+        done.result(SECONDS)
