@@ -51,15 +51,16 @@ def connection_of(bootstrap: str, **settings: Any) -> dict[str, Any]:
 
 def fresh_topic(bootstrap: str, partitions: int = 1, **config: Any) -> str:
     """Create a topic that nobody else uses, copied to all nodes, and return its name: ``cleanup_policy="compact"``."""
-    name, admin = f"test-{uuid4().hex}", AdminClient({"bootstrap.servers": bootstrap})
+    name = f"test-{uuid4().hex}"
     settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, config=settings)])[name].result(SECONDS)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(name, partitions, config=settings)])[name].result(SECONDS)
 
-    def has_leaders() -> bool:
-        known = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
-        return len(known) == partitions and all(each.leader >= 0 for each in known.values())
+        def has_leaders() -> bool:
+            known = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
+            return len(known) == partitions and all(each.leader >= 0 for each in known.values())
 
-    wait_for(has_leaders, what=f"topic {name} can be used", seconds=SECONDS, interval=0.02)
+        wait_for(has_leaders, what=f"topic {name} can be used", seconds=SECONDS, interval=0.02)
     return name
 
 
@@ -73,22 +74,26 @@ def produce(
     partition: int = -1,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Message]:
-    """Return the messages once all copies of them are written."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})})
+    """Return the messages once all copies of them are written; raise when one was refused."""
     written: list[Message] = []
+    refused: list[KafkaError] = []
 
     def on_delivery(error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            raise KafkaException(error)
-        written.append(message)
+        if error is None:
+            written.append(message)
+        else:
+            refused.append(error)
 
-    for value in values:
-        producer.produce(
-            topic, value, key=key, headers=dict(headers or {}), partition=partition, on_delivery=on_delivery
-        )
-        producer.poll(0)
-    if left := producer.flush(SECONDS):
-        raise TimeoutError(f"{left} messages to topic {topic} are not written after {SECONDS} s")
+    with Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})}) as producer:
+        for value in values:
+            producer.produce(
+                topic, value, key=key, headers=dict(headers or {}), partition=partition, on_delivery=on_delivery
+            )
+            producer.poll(0)
+        if producer.flush(SECONDS):
+            producer.purge()  # they are refused with this, and closing does not wait for them
+    if refused:
+        raise KafkaException(refused[0])
     return written
 
 
@@ -101,27 +106,17 @@ def read_all(
     settings: Mapping[str, Any] | None = None,
 ) -> list[Message]:
     """Return the first ``n`` messages of a topic, in the order of each partition; fail when there are fewer."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"test-{uuid4().hex}",
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-            **(settings or {}),
-        }
-    )
-    try:
+    own = {"group.id": f"test-{uuid4().hex}", "enable.auto.commit": False, "isolation.level": isolation}
+    found: list[Message] = []
+    deadline = time.monotonic() + seconds
+    with Consumer({"bootstrap.servers": bootstrap, **own, **(settings or {})}) as consumer:
         partitions = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
-        found: list[Message] = []
-        deadline = time.monotonic() + seconds
         while len(found) < n and (left := deadline - time.monotonic()) > 0:
-            for message in consumer.consume(n - len(found), timeout=min(left, 0.5)):
+            for message in consumer.consume(min(n - len(found), 10_000), timeout=min(left, 0.5)):
                 if (error := message.error()) is not None:
                     raise KafkaException(error)
                 found.append(message)
-    finally:
-        consumer.close()
     if len(found) < n:
         raise TimeoutError(f"topic {topic} has {len(found)} messages and not {n} after {seconds:g} s")
     return found
@@ -180,19 +175,19 @@ def grant(
     pattern: ResourcePatternType = ResourcePatternType.LITERAL,
 ) -> None:
     """Let a user of a secured broker do something; return once it is in force."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     who = (resource, name, pattern, f"User:{user}", "*")
     wanted = [AclBinding(*who, operation, AclPermissionType.ALLOW) for operation in operations]
-    for done in admin.create_acls(wanted).values():
-        done.result(SECONDS)
     everything = AclBindingFilter(*who, AclOperation.ANY, AclPermissionType.ANY)
-    # The broker answers from what it decides by, and learns of new rules a moment after they were accepted.
-    wait_for(
-        lambda: set(wanted) <= set(admin.describe_acls(everything).result(SECONDS)),
-        what=f"{user} may use {name}",
-        seconds=SECONDS,
-        interval=0.02,
-    )
+    with AdminClient({"bootstrap.servers": broker.bootstrap}) as admin:
+        for done in admin.create_acls(wanted).values():
+            done.result(SECONDS)
+        # The broker answers from what it decides by, and learns of new rules a moment after they were accepted.
+        wait_for(
+            lambda: set(wanted) <= set(admin.describe_acls(everything).result(SECONDS)),
+            what=f"{user} may use {name}",
+            seconds=SECONDS,
+            interval=0.02,
+        )
 
 
 @contextmanager
@@ -232,7 +227,8 @@ def _user_settings() -> dict[str, str]:
 
 
 def _add_scram_users(bootstrap: str) -> None:
-    admin, how = AdminClient({"bootstrap.servers": bootstrap}), ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    how = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
     users = [UserScramCredentialUpsertion(name, how, password.encode()) for name, password in USERS.items()]
-    for done in admin.alter_user_scram_credentials(users).values():
-        done.result(SECONDS)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        for done in admin.alter_user_scram_credentials(users).values():
+            done.result(SECONDS)

@@ -41,7 +41,9 @@ def _config_of(args: Namespace) -> DispatcherConfig:
         # Zero is no limit.
         rate_limit=parse_number(*_setting(args, "rate_limit"), from_zero=True) or None,
         retention=timedelta(days=parse_number(*_setting(args, "retention_days"))),
-        project=_projected(args),
+        project=_connections(args.project, "project_connections"),
+        climb=_connections(args.climb, "climb_connections"),
+        instance=_setting(args, "instance")[1] or None,
         health_host=_setting(args, "health_host")[1],
         health_port=None if health_port < 0 else health_port,
     )
@@ -58,11 +60,11 @@ def _setting(args: Namespace, name: str) -> tuple[str, str]:
     return f"[delay] {key}", conf.get("delay", key)
 
 
-def _projected(args: Namespace) -> tuple[str, ...]:
+def _connections(given: list[str] | None, key: str) -> tuple[str, ...]:
     from airflow.sdk.configuration import conf
 
-    given = args.project or conf.get("delay", "project_connections").split(",")
-    return tuple(name for name in (each.strip() for each in given) if name)
+    names = given or conf.get("delay", key).split(",")
+    return tuple(name for name in (each.strip() for each in names) if name)
 
 
 def _parse_port(name: str, text: str) -> int:

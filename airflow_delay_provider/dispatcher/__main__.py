@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
             rate_limit=options.rate_limit,
             retention=timedelta(days=options.retention_days),
             project=tuple(options.project),
+            climb=tuple(options.climb),
+            instance=options.instance or None,
             health_host=options.health_host,
             health_port=None if options.health_port < 0 else options.health_port,
         )
@@ -50,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.poll_interval.total_seconds(),
         help="seconds after which a message scheduled just now is noticed at the latest",
     )
-    parser.add_argument("--rate-limit", type=float, help="most messages a second")
+    parser.add_argument(
+        "--rate-limit", type=float, help="most messages of the ledger a second; what --climb moves is not limited"
+    )
     parser.add_argument(
         "--retention-days",
         type=float,
@@ -63,6 +67,18 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="follow the journal of this connection, so that what its broker holds can be listed; may be repeated",
+    )
+    parser.add_argument(
+        "--climb",
+        metavar="CONN",
+        action="append",
+        default=[],
+        help="move on what waits in the Kafka of this connection; may be repeated",
+    )
+    parser.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="a name that only this dispatcher has, also after a restart: what it climbs is taken up at once then",
     )
     parser.add_argument("--health-host", default=defaults.health_host, help="where /health and /metrics answer")
     parser.add_argument(

@@ -20,7 +20,7 @@ class DispatcherConfig:
     batch: int = 1000
     #: How soon a message is noticed that was scheduled just now and is due before all known ones.
     poll_interval: timedelta = timedelta(milliseconds=20)
-    #: Most messages a second, None is no limit.
+    #: Most messages of the ledger a second, None is no limit; what is moved on ladders is not limited.
     rate_limit: float | None = None
     #: A message that another broker has not confirmed in this time may be sent by another dispatcher.
     claim: timedelta = CLAIM
@@ -32,6 +32,11 @@ class DispatcherConfig:
     project: tuple[str, ...] = ()
     #: How soon the news of a journal is in the ledger.
     project_interval: timedelta = timedelta(seconds=1)
+    #: Connections of brokers whose waiting messages are moved on.
+    climb: tuple[str, ...] = ()
+    #: A name that only this dispatcher has, also after a restart: it then takes up its work at once instead of after a
+    #: time-out. None is a new name.
+    instance: str | None = None
     #: Between attempts while the ledger or a broker is out of reach.
     backoff: Backoff = field(default_factory=lambda: Backoff(cap=timedelta(seconds=30)))
     health_host: str = "127.0.0.1"

@@ -48,10 +48,14 @@ class Context:
         return allowed, 0.0 if allowed else self.bucket.seconds_until_one()
 
     def note_dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
-        """Count dispatched messages and tell the observers."""
-        if not lateness_ms:
-            return
+        """Count messages of the ledger that were dispatched, for the rate limit, and tell the observers."""
         if self.bucket is not None:
             self.bucket.take(len(lateness_ms))
+        self.tell_dispatched(by_channel, lateness_ms)
+
+    def tell_dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
+        """Tell the observers of dispatched messages."""
+        if not lateness_ms:
+            return
         for observer in self.observers:
             observer.dispatched(by_channel, lateness_ms)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from airflow_delay_provider.dispatcher.observing import Observer
 from airflow_delay_provider.domain.backoff import Backoff
@@ -28,6 +28,15 @@ class Loop(Protocol):
 
     def run_once(self) -> float:
         """Do what there is to do now, in bounded time, and return the seconds until the next look."""
+        ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A loop with clients of its own; a client belongs to the thread that uses it."""
+
+    def close(self) -> None:
+        """Finish what is begun and let go."""
         ...
 
 
@@ -72,7 +81,7 @@ class LoopThread:
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the current run to end and return whether it did."""
+        """Wait for the current run to end, and for the loop to be closed, and return whether it is."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -81,6 +90,8 @@ class LoopThread:
             pause = self._run_guarded(self.loop.run_once)
             if pause > 0:
                 self._stop.wait(pause)
+        if isinstance(self.loop, Closable):
+            self.loop.close()
 
     def _run_guarded(self, run_once: Callable[[], float]) -> float:
         try:

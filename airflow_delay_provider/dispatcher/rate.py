@@ -24,7 +24,8 @@ class TokenBucket:
             now = self._now()
             self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._rate)
             self._filled_at = now
-            return int(self._tokens)
+            # Loops that look at the same moment may take more than there is.
+            return max(0, int(self._tokens))
 
     def take(self, n: int) -> None:
         """Count ``n`` messages as gone."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.dispatcher.climb_ladder import ClimbLadder
 from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
@@ -61,9 +62,6 @@ class Dispatcher:
         self._stop = threading.Event()
         self._threads: dict[str, LoopThread] = {}
         self._brokers: list[Broker] = []
-        self._projecting = [
-            ProjectJournal(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.project)
-        ]
         self._health_server: HealthServer | None = None
 
     @property
@@ -87,23 +85,20 @@ class Dispatcher:
             RescueStale(self._context),
             Prune(self._context),
             ServeDestinations(self),
-            *self._projecting,
+            *(ProjectJournal(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.project)),
+            *(ClimbLadder(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.climb)),
         ]
         for loop in loops:
             self._begin(loop)
 
     def stop(self) -> bool:
-        """Let every loop finish its current run and return whether all did in time."""
+        """Let every loop finish its current run and close, and return whether all did in time."""
         self._stop.set()
         unfinished = [name for name, thread in list(self._threads.items()) if not thread.join(STOP_SECONDS)]
         if self._health_server is not None:
             self._health_server.stop()
         for broker in self._brokers:
             broker.close()
-        for projecting in self._projecting:
-            # A client belongs to the thread that uses it.
-            if projecting.name not in unfinished:
-                projecting.close()
         self._context.ledger.close()
         log.info("Dispatcher %s stopped; unfinished: %s", self.config.owner, ", ".join(unfinished) or "nothing")
         return not unfinished

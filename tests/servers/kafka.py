@@ -72,18 +72,19 @@ class Node:
         """Wait until the cluster has let this node in, as this node tells its clients."""
         assert self.component is not None
         # The port is closed at first, and a client waits longer and longer between its attempts.
-        client = AdminClient({"bootstrap.servers": address, "reconnect.backoff.max.ms": 100, "log_level": 0})
+        settings = {"bootstrap.servers": address, "reconnect.backoff.max.ms": 100, "log_level": 0}
+        with AdminClient(settings) as client:
 
-        def serves() -> bool:
+            def serves() -> bool:
+                try:
+                    return self.number in client.list_topics(timeout=1).brokers
+                except KafkaException:
+                    return False
+
             try:
-                return self.number in client.list_topics(timeout=1).brokers
-            except KafkaException:
+                wait_for(serves, what="Kafka serves", seconds=START_SECONDS, components=[self.component], interval=0.1)
+            except (TimeoutError, ComponentDiedError):
                 return False
-
-        try:
-            wait_for(serves, what="Kafka serves", seconds=START_SECONDS, components=[self.component], interval=0.1)
-        except (TimeoutError, ComponentDiedError):
-            return False
         return True
 
 

@@ -43,7 +43,7 @@ POM = """\
 
 
 class CannotFillError(Exception):
-    """A folder of the cache could not be filled; the message is what the program said last."""
+    """A folder of the cache could not be filled; the message is what the program said first."""
 
 
 def find_jars(java: Path) -> Path:
@@ -153,4 +153,4 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         preexec_fn=process.dies_with_parent(signal.SIGKILL),
     )
     if done.returncode != 0:
-        raise CannotFillError("\n".join(done.stdout.splitlines()[-5:]))
+        raise CannotFillError("\n".join(done.stdout.splitlines()[:3]))

@@ -16,8 +16,8 @@ from airflow_delay_provider.brokers.kafka.commands import Place
 from airflow_delay_provider.brokers.kafka.flow import Flow
 from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
 from airflow_delay_provider.brokers.kafka.outlet import Refusals, TransactionalOutlet
-from airflow_delay_provider.brokers.kafka.progress import Progress
-from airflow_delay_provider.brokers.kafka.reading import READER, Partition, read_between, take
+from airflow_delay_provider.brokers.kafka.progress import progress_of
+from airflow_delay_provider.brokers.kafka.reading import Partition, Reader, take
 from airflow_delay_provider.brokers.kafka.trimming import Trimmer
 from airflow_delay_provider.domain.clock import Clock, floor_ms
 
@@ -63,7 +63,7 @@ class KafkaClimber(Climber):
         self._outlet: TransactionalOutlet | None = None
         self._flow: Flow | None = None
         self._trimmer = Trimmer(link)
-        self._reader: Consumer | None = None
+        self._reader = Reader(link)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -91,9 +91,8 @@ class KafkaClimber(Climber):
             self._link.close_consumer(consumer)
         self._trimmer.trim(now=True)
         self._drop_lanes()
-        if self._reader is not None:
-            self._link.close_consumer(self._reader)
-        self._outlet = self._reader = None
+        self._reader.close()
+        self._outlet = None
 
     def _pause(self, outlet: TransactionalOutlet) -> float:
         """Return how long nothing has to be done."""
@@ -229,8 +228,7 @@ class KafkaClimber(Climber):
         recalled = self._read_recalls({each.partition for each in partitions})
         by_lane: dict[int, dict[str, Source]] = defaultdict(dict)
         for each in committed:
-            offset = starts[each.topic, each.partition] if each.offset < 0 else each.offset
-            source = Source(each.topic, self._topology.hold_of(each.topic) or 0, Progress(offset, each.metadata or ""))
+            source = Source(each.topic, self._topology.hold_of(each.topic) or 0, progress_of(each, starts))
             by_lane[each.partition][each.topic] = self._sources[each.topic, each.partition] = source
         self._lanes = {
             number: Lane(
@@ -249,12 +247,10 @@ class KafkaClimber(Climber):
 
     def _read_recalls(self, lanes: set[int]) -> Mapping[int, set[Place]]:
         topic, found = self._topology.recalls, {lane: set[Place]() for lane in lanes}
-        if self._reader is None:
-            self._reader = self._link.make_consumer(READER)
         places = [TopicPartition(topic, lane) for lane in lanes]
         ends = administering.log_ends(self._link, places)
         starts = administering.log_starts(self._link, places)
-        for record in read_between(self._link, self._reader, starts, ends):
+        for record in self._reader.read_between(starts, ends):
             lane, key = record.partition(), record.key()
             if key is not None:
                 change = found[lane].discard if record.value() is None else found[lane].add

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from airflow_delay_provider.brokers.kafka import administering
 from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
-from airflow_delay_provider.brokers.kafka.reading import READER, Partition, read_between, take
+from airflow_delay_provider.brokers.kafka.reading import Partition, Reader
 from airflow_delay_provider.brokers.recent_outcomes import RecentOutcomes
 from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
@@ -56,8 +56,9 @@ class JournalReader:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._topic = link.config.topology.journal
-        self._consumer: Consumer | None = None
-        self._scanner: Consumer | None = None
+        #: One reads on, the other one back.
+        self._tail = Reader(link, patience_ms=100)
+        self._scanner = Reader(link)
         self._waiting: deque[tuple[Noted, Position]] = deque()
         #: Up to where records were read, and the position that the caller was given last.
         self._read: list[tuple[int, int]] = []
@@ -70,7 +71,7 @@ class JournalReader:
 
     def read(self, after: str, limit: int) -> list[JournalEntry]:
         """Return the next entries; a journal that is read on is given a moment for more."""
-        if self._consumer is None or after != self._told:
+        if after != self._told:
             self._attach(after)
         else:
             self._fetch(limit, NEXT_SECONDS)
@@ -99,18 +100,17 @@ class JournalReader:
     def answers(self, since: str, commands: Collection[str], *, seconds: float) -> dict[str, bool]:
         """Wait for the dispatchers' answers to these commands; return those that came in time."""
         missing, answered = set(commands), dict[str, bool]()
-        consumer = self._open_scanner()
-        consumer.assign(self._places(self._start(since)))
+        self._scanner.start(self._places(self._start(since)))
         deadline = time.monotonic() + seconds
         try:
             while missing and time.monotonic() < deadline:
-                for record in _without_ends(self._link, take(consumer, 0.05)):
-                    for noted in read_entries(record.value() or b""):
+                for _, record in self._scanner.take(0.05):
+                    for noted in read_entries(b"" if isinstance(record, int) else record.value()):
                         if (answer := noted.answer) is not None and answer.command_id in missing:
                             missing.discard(answer.command_id)
                             answered[answer.command_id] = answer.obeyed
         finally:
-            consumer.unassign()
+            self._scanner.stop()
         return answered
 
     def recently(self, entries: int) -> str:
@@ -126,7 +126,7 @@ class JournalReader:
         self._read, self._told = list(start.lanes), after
         self._waiting.clear()
         self._memory = RecentOutcomes(Position.parse, start)
-        self._open_consumer().assign(self._places(start))
+        self._tail.start(self._places(start))
         deadline = time.monotonic() + FIRST_SECONDS
         while any(read[0] < end for read, end in zip(self._read, ends, strict=True)) and time.monotonic() < deadline:
             if not self._fetch(1, 0.1) and self._waiting:
@@ -135,19 +135,16 @@ class JournalReader:
     def _fetch(self, limit: int, wait: float) -> int:
         """Read until there are so many entries or nothing more comes, and return how many records came."""
         count = 0
-        while len(self._waiting) < limit and (records := take(self._open_consumer(), wait)):
+        while len(self._waiting) < limit and (records := list(self._tail.take(wait))):
             wait = 0.0
-            for record in records:
-                count += self._keep(record)
+            for (_, lane), record in records:
+                count += self._keep(lane, record)
         return count
 
-    def _keep(self, record: Message) -> int:
-        lane, error = record.partition(), record.error()
-        if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:
-                raise self._link.failure(error, f"reading {self._topic}")
+    def _keep(self, lane: int, record: Message | int) -> int:
+        if isinstance(record, int):
             # What lies between the last record and the end are marks of transactions.
-            self._read[lane] = max(self._read[lane], (record.offset(), 0))
+            self._read[lane] = max(self._read[lane], (record, 0))
             return 0
         for noted, at in _entries_of(record):
             if at > self._read[lane]:
@@ -159,21 +156,11 @@ class JournalReader:
         lanes = list(start.lanes)
         starts: Mapping[Partition, int] = {(self._topic, lane): at[0] for lane, at in enumerate(lanes)}
         ends = {(self._topic, lane): end for lane, (_, end) in enumerate(self._bounds())}
-        for record in read_between(self._link, self._open_scanner(), starts, ends):
+        for record in self._scanner.read_between(starts, ends):
             for noted, at in _entries_of(record):
                 if at > lanes[record.partition()]:
                     lanes[record.partition()] = at
                     yield noted, Position(tuple(lanes))
-
-    def _open_consumer(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = self._link.make_consumer(READER)
-        return self._consumer
-
-    def _open_scanner(self) -> Consumer:
-        if self._scanner is None:
-            self._scanner = self._link.make_consumer(READER)
-        return self._scanner
 
     def _start(self, text: str) -> Position:
         """Return the place that a position names; one behind the end is of a journal that was deleted since."""
@@ -187,8 +174,8 @@ class JournalReader:
             )
         )
 
-    def _places(self, start: Position) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, lane, offset) for lane, (offset, _) in enumerate(start.lanes)]
+    def _places(self, start: Position) -> dict[Partition, int]:
+        return {(self._topic, lane): offset for lane, (offset, _) in enumerate(start.lanes)}
 
     def _bounds(self) -> list[tuple[int, int]]:
         """The first record of each lane, and the one behind the last that readers can see."""
@@ -204,12 +191,3 @@ def _entries_of(record: Message) -> Iterator[tuple[Noted, tuple[int, int]]]:
     entries = list(read_entries(record.value() or b""))
     for index, noted in enumerate(entries, start=1):
         yield noted, (record.offset(), index) if index < len(entries) else (record.offset() + 1, 0)
-
-
-def _without_ends(link: Link, records: Sequence[Message]) -> Iterator[Message]:
-    for record in records:
-        error = record.error()
-        if error is None:
-            yield record
-        elif error.code() != KafkaError._PARTITION_EOF:
-            raise link.failure(error, "reading the journal")

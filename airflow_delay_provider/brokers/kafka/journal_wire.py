@@ -94,6 +94,11 @@ def write_answer(command_id: str, *, at_ms: int, obeyed: bool) -> bytes:
     return _ENTRY.pack(_ANSWER, at_ms, 0, len(who), 0, len(what), 0) + who + what
 
 
+def is_answer(entry: bytes) -> bool:
+    """Whether somebody waits for this entry."""
+    return entry[0] == _ANSWER
+
+
 def read_entries(value: bytes) -> Iterator[Noted]:
     """Return the entries of one record."""
     start = 0

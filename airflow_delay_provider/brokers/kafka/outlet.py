@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
+from airflow_delay_provider.brokers.kafka.journal_wire import is_answer
 from airflow_delay_provider.domain.lifecycle import Change
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.topology import Topology
 
 #: How long a transaction may be open: readers of a channel see what is in it only when it ends.
-OPEN_SECONDS_WITH_DELIVERIES = 0.025
+OPEN_SECONDS_IF_AWAITED = 0.025
 OPEN_SECONDS = 0.1
 JOURNAL_RECORD_BYTES = 500_000
 #: How long it is believed that a channel is there, or is not.
@@ -63,6 +64,8 @@ class TransactionalOutlet:
 
     def _reset(self) -> None:
         self._begun_at = None
+        #: Whether there is an answer in it.
+        self._is_awaited = False
         self._entries: dict[int, list[bytes]] = defaultdict(list)
         self.dispatched: Counter[str] = Counter()
         self.lateness_ms: list[int] = []
@@ -76,7 +79,7 @@ class TransactionalOutlet:
         """Return how long the transaction may stay open."""
         if self._begun_at is None:
             return OPEN_SECONDS
-        most = OPEN_SECONDS_WITH_DELIVERIES if self.lateness_ms else OPEN_SECONDS
+        most = OPEN_SECONDS_IF_AWAITED if self.lateness_ms or self._is_awaited else OPEN_SECONDS
         return self._begun_at + most - time.monotonic()
 
     # -- what lanes give out -------------------------------------------------------------------------------------
@@ -124,6 +127,7 @@ class TransactionalOutlet:
         """Write an entry into the journal; those of one transaction share a record."""
         self._begin()
         self._entries[lane].append(entry)
+        self._is_awaited = self._is_awaited or is_answer(entry)
 
     def remember(self, place: Place, *, recalled: bool) -> None:
         """Remember that a record is to be passed over, or forget it."""

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 from base64 import b85decode, b85encode
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 #: With fewer open records than this, or a shorter way from the first to the last one, the note always fits.
 FEW_OPEN = 700
 SHORT_SPAN = 24_000
 _BITMAP, _STEPS = "b", "s"
+
+
+class Committed(Protocol):
+    """What Kafka remembers of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None
 
 
 class Progress:
@@ -65,6 +75,13 @@ class Progress:
             return ""
         low = self.low
         return f"{self.next - low}:{min(_bitmap(self.open, low), _steps(self.open, low), key=len)}"
+
+
+def progress_of(committed: Committed, starts: Mapping[tuple[str, int], int]) -> Progress:
+    """Return the progress that a group has committed; where it has none, it begins with the first record there is."""
+    if committed.offset < 0:
+        return Progress(starts[committed.topic, committed.partition])
+    return Progress(committed.offset, committed.metadata or "")
 
 
 def _bitmap(offsets: Iterable[int], low: int) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import TopicPartition
 
 from airflow_delay_provider.brokers.kafka import administering, wire
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
-from airflow_delay_provider.brokers.kafka.progress import Progress
+from airflow_delay_provider.brokers.kafka.progress import Progress, progress_of
 from airflow_delay_provider.brokers.kafka.publishing import Outgoing, publish
-from airflow_delay_provider.brokers.kafka.reading import READER, read_between
+from airflow_delay_provider.brokers.kafka.reading import Reader
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change, outcome_of
 from airflow_delay_provider.exceptions import BrokerError, LifecycleError, UnknownMessageError
@@ -44,7 +44,7 @@ class Recaller:
         self._link = link
         self._topology = link.config.topology
         self._journal = journal
-        self._consumer: Consumer | None = None
+        self._reader = Reader(link, group=self._topology.dispatch_group)
 
     def recall(self, message_ids: Sequence[str], change: Change, deliver_at_ms: int | None) -> None:
         """Change all of these messages; an id that waits nowhere is refused before any is changed.
@@ -74,7 +74,7 @@ class Recaller:
         progress = self._progress()
         ends = administering.stable_ends(self._link, [TopicPartition(topic, lane) for topic, lane in progress])
         starts = {each: known.low for each, known in progress.items()}
-        for record in read_between(self._link, self._open(), starts, ends):
+        for record in self._reader.read_between(starts, ends):
             if progress[record.topic(), record.partition()].is_waiting(record.offset()):
                 return str(record.topic())
         return None
@@ -92,7 +92,7 @@ class Recaller:
         ends = administering.log_ends(self._link, places)
         starts = {each: known.low for each, known in progress.items()}
         wanted = {each.encode() for each in message_ids}
-        for record in read_between(self._link, self._open(), starts, ends):
+        for record in self._reader.read_between(starts, ends):
             where = (record.topic(), record.partition())
             if progress[where].is_waiting(record.offset()):
                 yield from self._look_at(record, wanted)
@@ -126,20 +126,10 @@ class Recaller:
 
     def _progress(self) -> dict[tuple[str, int], Progress]:
         topics = [self._topology.inbox, self._topology.control, *administering.rungs(self._link, self._topology)]
-        places = [TopicPartition(topic, lane) for topic in topics for lane in range(self._topology.partitions)]
-        consumer = self._open()
-        committed = self._link.ask(
-            lambda: consumer.committed(places, 10.0),
-            "reading the dispatchers' progress",
-            seconds=self._link.config.confirm_seconds,
-        )
+        places = [(topic, lane) for topic in topics for lane in range(self._topology.partitions)]
+        committed = self._reader.committed(places, seconds=self._link.config.confirm_seconds)
         starts = administering.log_starts(self._link, [each for each in committed if each.offset < 0])
-        return {
-            (each.topic, each.partition): Progress(starts[each.topic, each.partition])
-            if each.offset < 0
-            else Progress(each.offset, each.metadata or "")
-            for each in committed
-        }
+        return {(each.topic, each.partition): progress_of(each, starts) for each in committed}
 
     # -- commanding ----------------------------------------------------------------------------------------------
 
@@ -194,11 +184,6 @@ class Recaller:
             f"is {outcome_of(entry.change).name} since {entry.at.isoformat()} and cannot be {change.value} any more;"
             " only a waiting message can",
         )
-
-    def _open(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = self._link.make_consumer(READER | {"group.id": self._topology.dispatch_group})
-        return self._consumer
 
 
 def _is_in(message_id: str, found: Sequence[Found]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from airflow_delay_provider.brokers.kafka import administering, wire
-from airflow_delay_provider.brokers.kafka.progress import Progress
-from airflow_delay_provider.brokers.kafka.reading import READER, read_between, take
+from airflow_delay_provider.brokers.kafka.progress import Progress, progress_of
+from airflow_delay_provider.brokers.kafka.reading import Partition, Reader, take
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import LifecycleError, UnknownChannelError
@@ -42,7 +43,6 @@ class Receiver:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._subscriptions: dict[str, _Subscription] = {}
-        self._peeker: Consumer | None = None
 
     def receive(self, channel: str, limit: int, visibility: timedelta) -> list[Delivery]:
         """Hand out what is there."""
@@ -56,26 +56,28 @@ class Receiver:
         """Return what could be handed out; who is no consumer of the channel does not become one."""
         if channel in self._subscriptions:
             return self._subscriptions[channel].peek(limit)
-        seen: list[Message] = []
-        places = [TopicPartition(channel, number) for number in range(self._partitions_of(channel))]
-        consumer = self._link.make_consumer(READER | {"group.id": group_of(self._link, channel)})
+        places = [(channel, number) for number in range(self._partitions_of(channel))]
+        reader = Reader(self._link, group=group_of(self._link, channel))
         try:
-            committed = self._link.ask(lambda: consumer.committed(places, 10.0), f"looking into {channel}")
-            starts = administering.log_starts(self._link, places)
-            progress = {
-                each.partition: Progress(starts[channel, each.partition], "")
-                if each.offset < 0
-                else Progress(each.offset, each.metadata or "")
-                for each in committed
-            }
-            begin = {(channel, number): each.low for number, each in progress.items()}
-            for record in read_between(self._link, consumer, begin, administering.stable_ends(self._link, places)):
-                if progress[record.partition()].is_waiting(record.offset()):
-                    seen.append(_read(record).message)
-                if len(seen) >= limit:
-                    break
+            return self._look(reader, places, limit)
         finally:
-            self._link.close_consumer(consumer)
+            reader.close()
+
+    def _look(self, reader: Reader, places: Sequence[Partition], limit: int) -> list[Message]:
+        partitions = [TopicPartition(*each) for each in places]
+        starts = administering.log_starts(self._link, partitions)
+        ends = administering.stable_ends(self._link, partitions)
+        progress = {
+            (each.topic, each.partition): progress_of(each, starts)
+            for each in reader.committed(places, seconds=FETCH_SECONDS)
+        }
+        begin = {where: each.low for where, each in progress.items()}
+        seen = list[Message]()
+        for record in reader.read_between(begin, ends):
+            if progress[record.topic(), record.partition()].is_waiting(record.offset()):
+                seen.append(_read(record).message)
+            if len(seen) >= limit:
+                break
         return seen
 
     def ack(self, delivery: Delivery) -> None:
@@ -131,8 +133,8 @@ class _Subscription:
         self._saved_at = time.monotonic()
         interval = min(max(visibility, SHORTEST_POLL_INTERVAL), LONGEST_POLL_INTERVAL)
         self._consumer = link.make_consumer(
-            READER
-            | {
+            {
+                "enable.partition.eof": True,
                 "group.id": group_of(link, channel),
                 "max.poll.interval.ms": interval // timedelta(milliseconds=1),
                 "session.timeout.ms": 10_000,
@@ -243,8 +245,7 @@ class _Subscription:
         )
         starts = administering.log_starts(self._link, places)
         for each in committed:
-            start = starts[self._channel, each.partition]
-            progress = Progress(start) if each.offset < 0 else Progress(each.offset, each.metadata or "")
+            progress = progress_of(each, starts)
             self._progress[each.partition], self._fetched[each.partition] = progress, progress.low
         consumer.assign([TopicPartition(self._channel, number, each.low) for number, each in self._progress.items()])
 

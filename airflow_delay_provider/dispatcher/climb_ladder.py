@@ -1,0 +1,55 @@
+"""Messages that wait in a broker without a clock are moved on, step by step, until they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from airflow_delay_provider.brokers.base import Broker, Climbed, Climber
+from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.exceptions import ConfigurationError, DelayError
+
+
+class ClimbLadder:
+    """Serves one connection. Several dispatchers that do so share its messages.
+
+    Whatever goes wrong, both clients are closed and the next run opens new ones: what was begun and not committed is
+    begun anew, by this dispatcher or by another.
+    """
+
+    def __init__(self, context: Context, conn_id: str, open_broker: Callable[[str], Broker]) -> None:
+        self.name = f"climb_ladder:{conn_id}"
+        self._context = context
+        self._conn_id = conn_id
+        self._open_broker = open_broker
+        self._broker: Broker | None = None
+        self._climber: Climber | None = None
+
+    def run_once(self) -> float:
+        """Move on what is to be moved now."""
+        try:
+            return self._open().run_once()
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Finish what is begun and let go of the broker; the next run opens it again."""
+        clients, self._climber, self._broker = (self._climber, self._broker), None, None
+        for client in clients:
+            if client is not None:
+                with suppress(DelayError):
+                    client.close()
+
+    def _open(self) -> Climber:
+        if self._climber is None:
+            self._broker = broker = self._open_broker(self._conn_id)
+            if not isinstance(broker, Climbed):
+                raise ConfigurationError(
+                    f"climb: the broker of connection {self._conn_id!r} needs nobody to move its messages on; name a"
+                    " connection of type delay_kafka or kafka"
+                )
+            self._climber = broker.open_climber(
+                instance=self._context.config.instance, on_dispatched=self._context.tell_dispatched
+            )
+        return self._climber
