@@ -183,7 +183,7 @@ def _dispatcher() -> ActionCommand:
             _arg(
                 "--instance",
                 metavar="NAME",
-                help="a name that only this dispatcher has, also after a restart: what it climbs is taken up at once then",
+                help="a name that only this dispatcher has, also after a restart, which then takes up --climb at once",
             ),
             _arg("--health-host", metavar="HOST", help="where /health and /metrics answer"),
             _arg("--health-port", metavar="PORT", help="0 is any free port, -1 is no HTTP"),

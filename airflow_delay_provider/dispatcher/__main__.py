@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--instance",
         metavar="NAME",
-        help="a name that only this dispatcher has, also after a restart: what it climbs is taken up at once then",
+        help="a name that only this dispatcher has, also after a restart, which then takes up --climb at once",
     )
     parser.add_argument("--health-host", default=defaults.health_host, help="where /health and /metrics answer")
     parser.add_argument(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from airflow_delay_provider.brokers.base import Broker, Climbed, Climber
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.exceptions import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 
 class ClimbLadder:
@@ -37,9 +39,13 @@ class ClimbLadder:
         """Finish what is begun and let go of the broker; the next run opens it again."""
         clients, self._climber, self._broker = (self._climber, self._broker), None, None
         for client in clients:
-            if client is not None:
-                with suppress(DelayError):
-                    client.close()
+            if client is None:
+                continue
+            try:
+                client.close()
+            except Exception:
+                # The broker undoes what was begun, and whoever serves it next does it again.
+                log.warning("%s did not close cleanly", self.name, exc_info=True)
 
     def _open(self) -> Climber:
         if self._climber is None:

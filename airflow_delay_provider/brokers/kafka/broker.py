@@ -268,10 +268,7 @@ class KafkaBroker(Broker, Provisioned, Climbed):
     def release(self, deliveries: Sequence[Delivery], *, delay: timedelta = timedelta(0)) -> None:
         # The last one first, so that they come again in their order.
         for delivery in reversed(deliveries):
-            if delay <= timedelta(0):
-                self._receiver.give_back(delivery)
-            else:
-                self._repost(delivery, delivery.message, delay, Change.REQUEUED, "given back unhandled")
+            self._receiver.give_back(delivery, delay)
 
     def requeue(self, delivery: Delivery, delay: timedelta, *, reason: str | None = None) -> None:
         now = self.clock.now()

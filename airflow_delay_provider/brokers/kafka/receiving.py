@@ -84,9 +84,9 @@ class Receiver:
         """Settle a message for good."""
         self._holder_of(delivery).settle(delivery)
 
-    def give_back(self, delivery: Delivery) -> None:
-        """Take a message back, to hand it out again."""
-        self._holder_of(delivery).take_back(delivery)
+    def give_back(self, delivery: Delivery, delay: timedelta) -> None:
+        """Take a message back, to hand it out again after a while; should we be gone by then, another does so."""
+        self._holder_of(delivery).take_back(delivery, delay)
 
     def is_dead_letter(self, delivery: Delivery) -> bool:
         """Whether the message was given up before."""
@@ -128,6 +128,8 @@ class _Subscription:
         self._fetched: dict[int, int] = {}
         self._waiting: deque[KafkaMessage] = deque()
         self._held: dict[str, KafkaMessage] = {}
+        #: Given back, and when they may be handed out again.
+        self._later: list[tuple[float, KafkaMessage]] = []
         self._is_member = False
         self._unsaved: set[int] = set()
         self._saved_at = time.monotonic()
@@ -182,8 +184,12 @@ class _Subscription:
             except KafkaException as error:
                 raise _no_longer_in_hand(delivery.message.id) from error
 
-    def take_back(self, delivery: Delivery) -> None:
-        self._waiting.appendleft(self._held.pop(delivery.handle))
+    def take_back(self, delivery: Delivery, delay: timedelta) -> None:
+        record = self._held.pop(delivery.handle)
+        if delay <= timedelta(0):
+            self._waiting.appendleft(record)
+        else:
+            self._later.append((time.monotonic() + delay.total_seconds(), record))
 
     def close(self) -> None:
         self._link.close_consumer(self._consumer)
@@ -198,6 +204,9 @@ class _Subscription:
             if time.monotonic() > deadline:
                 raise self._link.failure(KafkaError(KafkaError._TIMED_OUT), f"joining the consumers of {self._channel}")
         self._poll(0.0)
+        now = time.monotonic()
+        self._waiting.extendleft(record for at, record in self._later if at <= now)
+        self._later = [each for each in self._later if each[0] > now]
         if len(self._waiting) >= limit or not self._progress:
             return
         ends = administering.stable_ends(self._link, [TopicPartition(self._channel, each) for each in self._progress])
@@ -263,6 +272,7 @@ class _Subscription:
         self._fetched.clear()
         self._waiting.clear()
         self._held.clear()
+        self._later.clear()
         self._unsaved.clear()
 
 

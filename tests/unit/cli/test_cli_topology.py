@@ -99,5 +99,5 @@ def test_a_broker_that_needs_none_says_so(delay: CommandLine, words: list[str]) 
     assert (result.code, result.out) == (3, "")
     assert result.err == (
         "--conn-id (delay_conn_id): the broker of connection 'delay_default' needs no topology, so there is nothing to"
-        " create, verify or delete; name a connection of type rabbitmq\n"
+        " create, verify or delete; name a connection of type rabbitmq, delay_kafka or kafka\n"
     )

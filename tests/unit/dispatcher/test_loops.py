@@ -144,6 +144,18 @@ def test_the_rate_limit_lets_so_many_through_and_no_more(ledger: Ledger, clock: 
     assert states(context)[State.DISPATCHED] == 4
 
 
+def test_loops_that_together_took_more_than_the_rate_limit_pause_until_it_is_made_up_for(
+    ledger: Ledger, clock: SettableClock
+) -> None:
+    """B29: they look at the same moment and take afterwards."""
+    bucket = TokenBucket(20, now=lambda: 0.0)
+    context = Context(ledger=ledger, clock=clock, config=DispatcherConfig(), bucket=bucket)
+    schedule(context, SECOND)
+    clock.advance(SECOND)
+    bucket.take(2 + 9)
+    assert context.look() == (0, pytest.approx(0.5))
+
+
 def test_messages_for_another_broker_are_claimed_sent_and_marked(
     context: Context, clock: SettableClock, noted: Noted
 ) -> None:

@@ -1,0 +1,50 @@
+"""A dispatcher as a program of its own, which climbs one ladder of Kafka until SIGTERM, whatever happens on the way."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import threading
+import time
+from typing import Any
+
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.exceptions import DelayError
+
+#: As a loop of the real dispatcher does it: an error is told, and the next run may succeed.
+PAUSE_SECONDS = 0.2
+
+log = logging.getLogger("dispatcher")
+
+
+def config_of(given: dict[str, Any]) -> KafkaConfig:
+    """``{"bootstrap": ..., "settings": {...}}`` as a configuration."""
+    return KafkaConfig.from_settings(given["settings"], host=given["bootstrap"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", type=json.loads)
+    parser.add_argument("--instance")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(created).3f %(levelname)s %(message)s")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with KafkaBroker(config_of(args.config)) as broker:
+        climber = broker.open_climber(instance=args.instance)
+        while not stop.is_set():
+            try:
+                climber.run_once()
+            except Exception as error:  # noqa: BLE001 - as the real loop
+                log.error("failed and tries again: %s", error, exc_info=not isinstance(error, DelayError))
+                time.sleep(PAUSE_SECONDS)
+        log.info("closing")
+        climber.close()
+    log.info("closed")
+
+
+if __name__ == "__main__":
+    main()

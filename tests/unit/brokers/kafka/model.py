@@ -1,0 +1,205 @@
+"""Kafka as far as the promises of a lane rest on it, in memory: logs with gaps, notes, transactions, fencing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+from airflow_delay_provider.brokers.kafka import wire
+from airflow_delay_provider.brokers.kafka.commands import Place
+from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
+from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
+from airflow_delay_provider.brokers.kafka.progress import Progress
+from airflow_delay_provider.brokers.kafka.topology import Topology
+
+MAX_NOTE = 4095
+#: A channel that cannot be written to.
+MISSING = "missing"
+
+
+@dataclass(slots=True)
+class Log:
+    """One partition: records in the order of their offsets, with gaps that nobody can tell from records done."""
+
+    records: list[Record] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+    def append(self, *parts: object) -> int:
+        """Store a record under the next offset."""
+        self.records.append(Record(self.end, *parts))  # type: ignore[arg-type]
+        self.end += 1
+        return self.end - 1
+
+    def skip(self, count: int) -> None:
+        """Use up offsets for nothing that is ever read: marks of transactions, and records of aborted ones."""
+        self.end += count
+
+    def read(self, offset: int, limit: int | None = None) -> list[Record]:
+        """Return the records from an offset on."""
+        first = bisect_left(self.records, offset, key=attrgetter("offset"))
+        return self.records[first:] if limit is None else self.records[first : first + limit]
+
+    def trim(self, offset: int) -> None:
+        """Remove the records before an offset."""
+        self.records, self.start = self.read(offset), max(self.start, offset)
+
+
+class Delivered(NamedTuple):
+    """A message in its channel."""
+
+    at_ms: int
+    envelope: wire.Envelope
+
+
+class SimulatedKafka:
+    """One lane of a ladder, and what readers of committed records can see."""
+
+    def __init__(self, topology: Topology, lane: int) -> None:
+        self.topology = topology
+        self.lane = lane
+        rungs = [topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms]
+        self.logs = {topic: Log() for topic in (topology.control, topology.inbox, *rungs)}
+        self.committed: dict[str, tuple[int, str]] = {}
+        self.recalled: set[Place] = set()
+        self.journal: list[Noted] = []
+        self.delivered: list[Delivered] = []
+        self.dead: list[Record] = []
+        #: How often each message was put into a rung.
+        self.rests: Counter[bytes] = Counter()
+        self.longest_note = 0
+        #: The broker's clock.
+        self.now_ms = 0
+        #: Counts the members that were given the lane; only the last one may commit.
+        self.generation = 0
+
+    def progress(self, topic: str) -> Progress:
+        """Return what is committed of a topic, as whoever begins to read it sees it."""
+        return Progress(*self.committed.get(topic, (self.logs[topic].start, "")))
+
+    def waiting(self) -> Iterator[tuple[str, Record]]:
+        """Return every record that is not done, as :mod:`recalling` finds them."""
+        for topic, log in self.logs.items():
+            progress = self.progress(topic)
+            yield from ((topic, each) for each in log.read(progress.low) if progress.is_waiting(each.offset))
+
+    def trim(self) -> None:
+        """Remove what lies before the committed offsets."""
+        for topic, (offset, _) in self.committed.items():
+            self.logs[topic].trim(offset)
+
+
+class Transaction:
+    """Everything that a lane gives out; nothing of it is to be seen before the commit."""
+
+    def __init__(self, kafka: SimulatedKafka) -> None:
+        self._kafka = kafka
+        self._effects: list[Callable[[], object]] = []
+        self._touched: list[Log] = []
+        self.entries: list[Noted] = []
+
+    def rest(self, lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
+        kafka = self._kafka
+        assert lane == kafka.lane
+        log = kafka.logs[kafka.topology.rung(hold_ms)]
+        self._touched.append(log)
+        self._effects.append(partial(log.append, kafka.now_ms, key, value))
+        self._effects.append(partial(kafka.rests.update, [key[8:]]))
+
+    def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:
+        assert lane == self._kafka.lane
+        if envelope.channel == MISSING:
+            return "there is no such topic"
+        self._effects.append(partial(self._kafka.delivered.append, Delivered(now_ms, envelope)))
+        return None
+
+    def bury(self, record: Record, reason: str) -> None:
+        assert reason
+        self._effects.append(partial(self._kafka.dead.append, record))
+
+    def tell(self, lane: int, entry: bytes) -> None:
+        assert lane == self._kafka.lane
+        self.entries.extend(read_entries(entry))
+
+    def remember(self, place: Place, *, recalled: bool) -> None:
+        known = self._kafka.recalled
+        self._effects.append(partial(known.add if recalled else known.discard, place))
+
+    def commit(self, progress: list[tuple[str, int, str]]) -> None:
+        """Make all of it visible, with the marks that a transaction leaves in the logs."""
+        for effect in self._effects:
+            effect()
+        for log in self._touched:
+            log.skip(1)
+        self._kafka.journal += self.entries
+        for topic, offset, note in progress:
+            self._kafka.committed[topic] = (offset, note)
+            self._kafka.longest_note = max(self._kafka.longest_note, len(note))
+
+    def abort(self) -> None:
+        """Leave nothing but gaps."""
+        for log in self._touched:
+            log.skip(2)
+
+
+class Dispatcher:
+    """A member of the group that was given the lane, and builds it as ``KafkaClimber._load_lanes`` does."""
+
+    def __init__(self, kafka: SimulatedKafka) -> None:
+        kafka.generation += 1
+        self.generation = kafka.generation
+        self._kafka = kafka
+        self._transaction = Transaction(kafka)
+        topology = kafka.topology
+        sources = {
+            topic: Source(topic, topology.hold_of(topic) or 0, kafka.progress(topic))
+            for topic in sorted(kafka.logs)
+        }
+        self.lane = Lane(
+            kafka.lane,
+            topology.ladder,
+            sources,
+            inbox=topology.inbox,
+            control=topology.control,
+            recalled=set(kafka.recalled),
+        )
+        self._read_to = {topic: source.progress.low for topic, source in sources.items()}
+
+    def fetch(self, topic: str, limit: int | None = None) -> None:
+        """Read some more records of a topic."""
+        records = self._kafka.logs[topic].read(self._read_to[topic], limit)
+        if records:
+            self._read_to[topic] = records[-1].offset + 1
+            self.lane.sources[topic].waiting.extend(records)
+
+    def fetch_all(self) -> None:
+        """Read everything there is."""
+        for topic in self._read_to:
+            self.fetch(topic)
+
+    def advance(self, now_ms: int, *, limit: int = 2000) -> int:
+        """Do what there is to do."""
+        return self.lane.advance(self._transaction, now_ms, limit=limit)
+
+    def commit(self) -> bool:
+        """End the transaction and begin another; one who lost the lane is refused."""
+        if self.generation != self._kafka.generation:
+            self.crash()
+            return False
+        self._require_honest_answers(progress := list(self.lane.progress()))
+        self.lane.committed()
+        self._transaction = Transaction(self._kafka)
+        return progress is not None
+
+    def crash(self) -> None:
+        """Lose everything that is not committed."""
+        self._transaction.abort()
+        self._transaction = Transaction(self._kafka)
+
+    def _require_honest_answers(self, progress: list[tuple[str, int, str]]) -> None:
+        self._transaction.commit(progress)
