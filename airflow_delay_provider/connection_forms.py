@@ -158,7 +158,7 @@ _KAFKA = {
         "security.protocol": _field(
             "string",
             "Security protocol",
-            "Empty is SASL_SSL with a login, and PLAINTEXT without one.",
+            "Empty is SASL_SSL with a login, SSL with one of the files below, and PLAINTEXT otherwise.",
             examples=["SASL_SSL", "SSL", "SASL_PLAINTEXT", "PLAINTEXT"],
         ),
         "sasl.mechanism": _field(

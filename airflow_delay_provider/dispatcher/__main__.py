@@ -20,18 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = DispatcherConfig(
-            batch=options.batch,
-            poll_interval=timedelta(seconds=options.poll_interval),
-            rate_limit=options.rate_limit,
-            retention=timedelta(days=options.retention_days),
-            project=tuple(options.project),
-            climb=tuple(options.climb),
-            instance=options.instance or None,
-            health_host=options.health_host,
-            health_port=None if options.health_port < 0 else options.health_port,
+        dispatcher = Dispatcher(
+            Ledger(options.ledger or default_ledger_url()), open_broker=_open, config=_config_of(options)
         )
-        dispatcher = Dispatcher(Ledger(options.ledger or default_ledger_url()), open_broker=_open, config=config)
         return 0 if dispatcher.run_until_signalled() else 1
     except DelayError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command's answer
@@ -86,6 +77,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     return parser
+
+
+def _config_of(options: argparse.Namespace) -> DispatcherConfig:
+    return DispatcherConfig(
+        batch=options.batch,
+        poll_interval=timedelta(seconds=options.poll_interval),
+        rate_limit=options.rate_limit,
+        retention=timedelta(days=options.retention_days),
+        project=tuple(options.project),
+        climb=tuple(options.climb),
+        instance=options.instance or None,
+        health_host=options.health_host,
+        health_port=None if options.health_port < 0 else options.health_port,
+    )
 
 
 def _open(conn_id: str) -> Broker:

@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -37,6 +39,7 @@ from tests.acceptance.kafka_dispatcher import config_of
 from tests.kafkas import fresh_topic, private_broker
 from tests.servers.component import wait_for
 from tests.servers.kafka import KafkaCluster
+from tests.servers.process import dies_with_parent
 
 BATCH = 500
 #: Undisturbed are messages that are due so long after the last disturbance has ended: its backlog is worked off then.
@@ -187,7 +190,10 @@ class Dispatcher:
         command = [sys.executable, "-m", "tests.acceptance.kafka_dispatcher", json.dumps(given)]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *(("--instance", instance) if instance else ())], stdout=out, stderr=subprocess.STDOUT
+                [*command, *(("--instance", instance) if instance else ())],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=dies_with_parent(signal.SIGKILL),
             )
 
     @property
@@ -281,7 +287,7 @@ class Crew:
         for each in list(self.running):
             self._figures.failed_to_stop += not each.stop()
         self.running.clear()
-        self._figures.errors_told = sum(each.log.read_text(errors="replace").count(" ERROR ") for each in self.all)
+        self._figures.errors_told = sum(each.log.read_text(errors="replace").count(" ERROR failed") for each in self.all)
 
     def kill_all(self) -> None:
         for each in self.all:
@@ -310,17 +316,16 @@ def _soak(work: Soak, broker: KafkaCluster, run_dir: Path) -> Figures:
     # Nothing is scheduled while the broker is down: what is scheduled twice would not be a duplicate of the ladder.
     publishing = threading.Lock()
     watcher = Watcher(broker.bootstrap, channels, figures, crew)
-    disturber = threading.Thread(target=_disturb, args=(work, broker, crew, publishing, figures), daemon=True)
     try:
-        with KafkaBroker(config_of(given)) as client:
+        with KafkaBroker(config_of(given)) as client, ThreadPoolExecutor(1) as pool:
             client.create_topology(channels)
             crew.start_first()
             wait_for(lambda: crew.running[0].lanes(), what="the first dispatcher serves", seconds=60)
             watcher.start()
-            disturber.start()
-            _schedule_all(work, client, channels, publishing, figures)
-            work.tell("all scheduled")
-            disturber.join()
+            scheduling = pool.submit(_schedule_all, work, client, channels, publishing, figures)
+            # Not in a thread: processes that one has started end with it.
+            _disturb(work, broker, crew, publishing, figures)
+            scheduling.result()
             _wait_for_all(work, crew, figures)
             crew.stop_all()
             watcher.stop()
@@ -352,6 +357,7 @@ def _schedule_all(
             ]
             figures.due |= {message.id: ceil_ms(message.deliver_at) for message in batch}
             _schedule_until_confirmed(client, batch, figures)
+    work.tell("all scheduled")
 
 
 def _schedule_until_confirmed(client: KafkaBroker, batch: Sequence[domain.Message], figures: Figures) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
@@ -55,6 +55,7 @@ class KafkaClimber(Climber):
         self._topology = link.config.topology
         self._clock = clock
         self._instance = instance
+        self._name = instance or str(uuid4())
         self._on_dispatched = on_dispatched
         self._refusals = refusals or Refusals()
         self._lanes: dict[int, Lane] = {}
@@ -62,6 +63,8 @@ class KafkaClimber(Climber):
         self._consumer: Consumer | None = None
         self._outlet: TransactionalOutlet | None = None
         self._flow: Flow | None = None
+        #: In which the lanes were given; asked for later, it could be that of nobody, or a new one without these lanes.
+        self._membership: Any = None
         self._trimmer = Trimmer(link)
         self._reader = Reader(link)
 
@@ -70,9 +73,9 @@ class KafkaClimber(Climber):
     def run_once(self) -> float:
         """Wait for something to do, do it, and commit when it is time."""
         consumer, outlet = self._open()
-        for record in take(consumer, self._pause(outlet)):
-            self._keep(record)
         try:
+            for record in take(consumer, self._pause(outlet)):
+                self._keep(record)
             self._advance(outlet)
             if self._is_time_to_commit(outlet):
                 self._commit(consumer, outlet)
@@ -92,7 +95,7 @@ class KafkaClimber(Climber):
         self._trimmer.trim(now=True)
         self._drop_lanes()
         self._reader.close()
-        self._outlet = None
+        self._outlet = self._flow = None
 
     def _pause(self, outlet: TransactionalOutlet) -> float:
         """Return how long nothing has to be done."""
@@ -120,14 +123,14 @@ class KafkaClimber(Climber):
             return outlet.seconds_left() <= 0
         return any(source.is_changed for source in self._sources.values())
 
-    def _commit(self, consumer: Consumer, outlet: TransactionalOutlet) -> None:
+    def _commit(self, outlet: TransactionalOutlet) -> None:
         progress = [
             (topic, lane.number, offset, note)
             for lane in self._lanes.values()
             for topic, offset, note in lane.progress()
         ]
         dispatched, lateness_ms = outlet.dispatched, outlet.lateness_ms
-        outlet.commit(progress, consumer.consumer_group_metadata())
+        outlet.commit(progress, self._membership)
         for lane in self._lanes.values():
             lane.committed()
         self._trimmer.note((topic, lane, offset) for topic, lane, offset, _ in progress)
@@ -142,10 +145,24 @@ class KafkaClimber(Climber):
             if inner.fatal():
                 raise error
             outlet.abort()
+            self._load_lanes(consumer, consumer.assignment())
         except KafkaException as fatal:
-            self._drop_lanes()
+            self._give_up()
             raise self._link.failure(fatal, "a transaction of the dispatcher") from fatal
-        self._load_lanes(consumer, consumer.assignment())
+        except Exception:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Forget everything; the next run begins like a new dispatcher, and undoes what this one has left open."""
+        self._drop_lanes()
+        consumers, self._consumer, self._reader = (self._consumer, self._reader), None, None
+        outlet, self._outlet, self._flow = self._outlet, None, None
+        if outlet is not None:
+            outlet.give_up()
+        for consumer in consumers:
+            if consumer is not None:
+                self._link.close_consumer(consumer)
 
     # -- lanes come and go ---------------------------------------------------------------------------------------
 
@@ -161,7 +178,7 @@ class KafkaClimber(Climber):
     def _open_producer(self) -> Producer:
         producer = self._link.make_producer(
             {
-                "transactional.id": f"{self._topology.prefix}.{self._instance or uuid4()}",
+                "transactional.id": f"{self._topology.prefix}.{self._name}",
                 "transaction.timeout.ms": GONE_SECONDS * 1000,
                 "message.timeout.ms": GONE_SECONDS * 1000,
                 # A transaction begins before the broker has quite ended the one before: ask again at once.
@@ -191,24 +208,32 @@ class KafkaClimber(Climber):
         return consumer
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._load_lanes(consumer, partitions)
+        self._membership = consumer.consumer_group_metadata()
+        # Lost since then: without a member's name, the broker would take the commits of anybody.
+        self._load_lanes(consumer, partitions if consumer.memberid() else [])
         log.info("%s: serving lanes %s", self._link.config.name, sorted(self._lanes) or "none")
 
     def _on_revoke(self, consumer: Consumer, _partitions: list[TopicPartition]) -> None:
-        outlet = self._outlet
-        if outlet is not None and self._lanes:
+        if self._outlet is not None and self._lanes:
             try:
-                self._commit(consumer, outlet)
+                self._commit(consumer, self._outlet)
             except KafkaException as error:
                 log.warning("%s: the last steps are undone: %s", self._link.config.name, error.args[0].str())
-                outlet.abort()
+                self._undo(self._outlet)
         self._drop_lanes()
 
     def _on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
         """Others have the lanes already: nothing of ours may be committed, not even under a new membership."""
         self._drop_lanes()
         if self._outlet is not None:
-            self._outlet.abort()
+            self._undo(self._outlet)
+
+    def _undo(self, outlet: TransactionalOutlet) -> None:
+        """Undo what is not committed, while the group waits; what cannot be undone now is before the next step."""
+        try:
+            outlet.abort()
+        except KafkaException as error:
+            log.warning("%s: cannot undo the last steps yet: %s", self._link.config.name, error.args[0].str())
 
     def _drop_lanes(self) -> None:
         self._lanes, self._sources = {}, {}

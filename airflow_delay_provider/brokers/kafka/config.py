@@ -13,6 +13,7 @@ from airflow_delay_provider.exceptions import ConfigurationError
 
 DEFAULT_PORT = 9092
 DEFAULT_CONSUMER_GROUP = "airflow-delay"
+_TLS_FILES = {"ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
 _ADDRESS = re.compile(r"(?:[a-z_]+://)?(?:\[[0-9a-f:]+\]|[^\s:/]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 #: What this package decides: with other values messages could be lost, doubled or reordered.
 _OURS = {
@@ -91,6 +92,8 @@ class KafkaConfig:
                 raise ConfigurationError(
                     f"security.protocol: {protocol!r} sends no login; use SASL_SSL, or leave the login empty"
                 )
+        elif client.keys() & _TLS_FILES:
+            client.setdefault("security.protocol", "SSL")
         given: dict[str, Any] = {}
         if (seconds := read_number(settings, "confirm_timeout", least=0.001)) is not None:
             given["confirm_seconds"] = seconds

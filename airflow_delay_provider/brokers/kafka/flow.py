@@ -41,8 +41,10 @@ class Flow:
             self._stopped.difference_update(start)
 
     def forget(self) -> None:
-        """Note that partitions were given back; those that come are read."""
-        self._stopped.clear()
+        """Leave no partition stopped: those that are given back may come again."""
+        if self._stopped:
+            self._consumer.resume([TopicPartition(*each) for each in self._stopped])
+            self._stopped.clear()
 
 
 def _is_full(source: Source, now_ms: int) -> bool:

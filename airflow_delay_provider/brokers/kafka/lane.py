@@ -16,6 +16,7 @@ from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
 from airflow_delay_provider.brokers.kafka.journal_wire import write_answer, write_entry
 from airflow_delay_provider.brokers.kafka.progress import Progress
+from airflow_delay_provider.brokers.kafka.topology import COVER_MS
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from airflow_delay_provider.domain.lifecycle import Change
@@ -65,7 +66,7 @@ class Outlet(Protocol):
 class Source:
     """One partition that a lane reads: fetched records whose turn has not come, and which ones are done."""
 
-    __slots__ = ("hold_ms", "is_changed", "progress", "topic", "waiting")
+    __slots__ = ("hold_ms", "is_changed", "progress", "recalled", "topic", "waiting")
 
     def __init__(self, topic: str, hold_ms: int, progress: Progress) -> None:
         self.topic = topic
@@ -73,6 +74,8 @@ class Source:
         self.hold_ms = hold_ms
         self.progress = progress
         self.waiting: deque[Record] = deque()
+        #: Offsets of records that are passed over when their turn comes.
+        self.recalled: set[int] = set()
         #: Whether there is progress to be committed.
         self.is_changed = False
 
@@ -87,14 +90,27 @@ class Source:
         self.progress.end(offset)
         self.is_changed = True
 
-    def turn_ms(self, record: Record) -> int:
-        """Return when a record's turn comes: after its rest, and never so late that its message would be.
+    def is_waiting(self, offset: int) -> bool:
+        """Whether a record is still to be given out."""
+        return self.progress.is_waiting(offset) and offset not in self.recalled
 
-        The second matters only where the broker's clock runs ahead of ours.
+    def has_room(self) -> bool:
+        """Whether the next record may be begun before another one ends."""
+        return bool(self.waiting) and self.progress.has_room_for(self.waiting[0].offset)
+
+    def turn_ms(self, record: Record) -> int:
+        """Return when a record's turn comes: after its rest, as far as the broker's clock agrees with ours.
+
+        Where that runs ahead, it comes before its message would be late. Where that runs behind, it comes when the next
+        rest is a shorter one: what was put here had less than two such rests ahead, or it would be in a longer one.
+        That cannot be said of the longest ones, in which messages rest several times.
         """
         if not self.hold_ms or record.key is None:
             return 0
-        return min(record.timestamp_ms + self.hold_ms, wire.held_until_ms(record.key) - SLACK_MS)
+        rested_ms, latest_ms = record.timestamp_ms + self.hold_ms, wire.held_until_ms(record.key) - SLACK_MS
+        if self.hold_ms <= COVER_MS // 2:
+            rested_ms = max(rested_ms, latest_ms - self.hold_ms + 1)
+        return min(rested_ms, latest_ms)
 
 
 class Lane:
@@ -120,25 +136,27 @@ class Lane:
         self._ladder = ladder
         self._inbox = inbox
         self._control = control
-        self._recalled = set(recalled)
+        for place in recalled:
+            if place.topic in self.sources:
+                self.sources[place.topic].recalled.add(place.offset)
         #: Messages that are due soon: due time, order of coming, and the record they come from.
         self._held: list[tuple[int, int, Source, Record]] = []
         self._arrivals = 0
 
     def advance(self, out: Outlet, now_ms: int, *, limit: int) -> int:
         """Do what there is to do at ``now_ms``, up to about ``limit`` steps, and return how many were done."""
-        steps = self._fire(out, now_ms, limit)
+        steps = 0
         for source in self.sources.values():
-            while steps < limit and source.waiting and self._may_take(source, now_ms):
+            while steps < limit and self._may_take(source, now_ms):
                 steps += 1
                 self._take(source, out, now_ms)
         return steps + self._fire(out, now_ms, limit)
 
     def next_turn_ms(self) -> int | None:
         """Return when there is something to do next, as far as known; None is nothing."""
-        turns = [source.turn_ms(source.waiting[0]) for source in self.sources.values() if source.waiting]
-        if self._held:
-            turns.append(self._held[0][0])
+        turns = [self._held[0][0]] if self._held else []
+        if len(self._held) < MAX_HELD:
+            turns += [each.turn_ms(each.waiting[0]) for each in self.sources.values() if each.has_room()]
         return min(turns, default=None)
 
     def progress(self) -> Iterator[tuple[str, int, str]]:
@@ -155,12 +173,7 @@ class Lane:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _may_take(self, source: Source, now_ms: int) -> bool:
-        record = source.waiting[0]
-        return (
-            source.turn_ms(record) <= now_ms
-            and source.progress.has_room_for(record.offset)
-            and len(self._held) < MAX_HELD
-        )
+        return source.has_room() and source.turn_ms(source.waiting[0]) <= now_ms and len(self._held) < MAX_HELD
 
     def _take(self, source: Source, out: Outlet, now_ms: int) -> None:
         record = source.waiting[0]
@@ -168,14 +181,11 @@ class Lane:
         again = record.offset < source.progress.next
         if not source.begin(record.offset):
             return
-        if self._recalled:
-            place = Place(topic=source.topic, lane=self.number, offset=record.offset)
-            if place in self._recalled:
-                self._recalled.discard(place)
-                out.remember(place, recalled=False)
-                source.end(record.offset)
-                return
-        if source.topic == self._control:
+        if record.offset in source.recalled:
+            source.recalled.discard(record.offset)
+            out.remember(Place(topic=source.topic, lane=self.number, offset=record.offset), recalled=False)
+            source.end(record.offset)
+        elif source.topic == self._control:
             self._obey(source, record, out, now_ms, again=again)
         elif source.topic == self._inbox:
             self._accept(source, record, out, now_ms, again=again)
@@ -203,7 +213,7 @@ class Lane:
         try:
             if record.headers:
                 record = self._enveloped(record, f"{source.topic}-{self.number}-{record.offset}")
-            elif record.key is None or record.value is None:
+            elif record.key is None or len(record.key) < 9 or record.value is None:
                 raise InvalidMessageError(
                     "headers", "are missing", f"name at least {wire.CHANNEL} and {wire.DELIVER_AT}"
                 )
@@ -245,21 +255,26 @@ class Lane:
 
     def _recall(self, command: Command, out: Outlet, now_ms: int) -> bool:
         place, target = command.place, self.sources.get(command.place.topic)
-        waits = target is not None and target.progress.is_waiting(place.offset) and place not in self._recalled
+        waits = target is not None and target.is_waiting(place.offset)
         out.tell(self.number, write_answer(command.id, at_ms=now_ms, obeyed=waits))
         if target is None or not waits:
             return False
+        told = b""
         if place.offset in target.progress.open:
             target.end(place.offset)
         else:
-            self._recalled.add(place)
+            target.recalled.add(place.offset)
             out.remember(place, recalled=True)
+            if place.topic == self._inbox:
+                # The journal has not told of it, and will not when it is passed over.
+                told = command.envelope
         entry = write_entry(
             command.change,
             at_ms=now_ms,
             deliver_at_ms=command.deliver_at_ms,
             message_id=command.message_id.encode(),
             channel=command.channel,
+            envelope=told,
         )
         out.tell(self.number, entry)
         return True
@@ -278,10 +293,10 @@ class Lane:
     def _deliver(self, record: Record, out: Outlet, now_ms: int) -> None:
         try:
             envelope = wire.Envelope(record.key or b"", record.value or b"")
-            refusal = out.deliver(self.number, envelope, now_ms)
-        except InvalidMessageError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the messages behind it must not wait for it
             out.bury(record, str(error))
             return
+        refusal = out.deliver(self.number, envelope, now_ms)
         if refusal is not None:
             out.bury(record, refusal)
         entry = write_entry(

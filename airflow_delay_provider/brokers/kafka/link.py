@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -106,10 +107,17 @@ class Link:
                 return question()
             except KafkaException as error:
                 inner = error.args[0]
-                may_pass = isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _PASSING)
+                may_pass = isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _PASSING | _MOVED)
                 if not may_pass or time.monotonic() > deadline:
                     raise self.failure(error, doing) from error
+                if inner.code() in _MOVED:
+                    self.look_for_leaders()
             time.sleep(0.02)
+
+    def look_for_leaders(self) -> None:
+        """Ask which node has which partition; the library goes on believing what it was told before one was lost."""
+        with suppress(KafkaException):
+            self.admin().list_topics(timeout=5.0)
 
     def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
         """Return the error of this package."""
@@ -139,8 +147,13 @@ _PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+}
+_MOVED = {
+    KafkaError._NOENT,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
 }
 
 
@@ -159,7 +172,10 @@ def _is_vague(error: BaseException | KafkaError) -> bool:
 
 
 def _quiet() -> logging.Logger:
-    """The library's own words, which would go to standard error: kept for those who ask for them."""
+    """The library's own words, which would go to standard error: kept for those who ask for them.
+
+    It tells of every attempt to connect as an error, many a second while a broker is down.
+    """
     logger = logging.getLogger("airflow_delay_provider.kafka.client")
-    logger.setLevel(logging.ERROR if logger.level == logging.NOTSET else logger.level)
+    logger.setLevel(logging.CRITICAL if logger.level == logging.NOTSET else logger.level)
     return logger

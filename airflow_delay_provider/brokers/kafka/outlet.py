@@ -29,6 +29,8 @@ JOURNAL_RECORD_BYTES = 500_000
 BELIEVE_SECONDS = 30.0
 DOUBT_SECONDS = 5.0
 CALL_SECONDS = 20.0
+#: Refused messages that are remembered; they are buried within moments.
+MAX_REFUSED = 10_000
 
 
 class Refusals:
@@ -46,6 +48,8 @@ class Refusals:
         if error.code() in MISSING | DENIED:
             self.channels[channel] = (time.monotonic() + BELIEVE_SECONDS, error.str())
         elif error.code() in UNFIT and channel in self.singly:
+            if len(self.messages) >= MAX_REFUSED:
+                self.messages.clear()
             self.messages[message_id] = error.str()
         elif error.code() in UNFIT:
             self.singly.add(channel)
@@ -91,7 +95,7 @@ class TransactionalOutlet:
     def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:  # noqa: ARG002 - the protocol's
         """Put a message into its channel, or say why it cannot be put there."""
         channel, refusals = envelope.channel, self._refusals
-        refusal = refusals.messages.pop(envelope.message_id, None) or self._channel_refusal(channel)
+        refusal = refusals.messages.get(envelope.message_id) or self._channel_refusal(channel)
         if refusal is not None:
             return refusal
 
@@ -148,12 +152,14 @@ class TransactionalOutlet:
         self._reset()
 
     def abort(self) -> None:
-        """Make everything since the last commit undone."""
-        try:
-            if self._begun_at is not None:
-                _until_done(lambda: self._producer.abort_transaction(CALL_SECONDS))
-        finally:
+        """Make everything since the last commit undone; while that fails, nothing new can be begun."""
+        if self._begun_at is not None:
+            _until_done(lambda: self._producer.abort_transaction(CALL_SECONDS))
             self._reset()
+
+    def give_up(self) -> None:
+        """Send nothing more. The broker undoes what is open when it has taken too long, or for the next of our name."""
+        self._producer.purge()
 
     # -- pieces --------------------------------------------------------------------------------------------------
 

@@ -49,8 +49,8 @@ class Progress:
         return begun[0] if begun else self.next
 
     def has_room_for(self, offset: int) -> bool:
-        """Whether a record may be begun before another one ends."""
-        return len(self.open) < FEW_OPEN or offset - self.low < SHORT_SPAN
+        """Whether a record may be begun before another one ends; one that was begun before a crash has its room."""
+        return offset < self.next or len(self.open) < FEW_OPEN or offset - self.low < SHORT_SPAN
 
     def begin(self, offset: int) -> bool:
         """Note that a record is in hand and return whether there is anything to do for it."""

@@ -15,7 +15,7 @@ from airflow_delay_provider.brokers.kafka import administering, wire
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
 from airflow_delay_provider.brokers.kafka.progress import Progress, progress_of
 from airflow_delay_provider.brokers.kafka.publishing import Outgoing, publish
-from airflow_delay_provider.brokers.kafka.reading import Reader
+from airflow_delay_provider.brokers.kafka.reading import Partition, Reader
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change, outcome_of
 from airflow_delay_provider.exceptions import BrokerError, LifecycleError, UnknownMessageError
@@ -43,6 +43,8 @@ class Recaller:
     def __init__(self, link: Link, journal: JournalReader) -> None:
         self._link = link
         self._topology = link.config.topology
+        #: Where messages and commands come in.
+        self._entries = (self._topology.inbox, self._topology.control)
         self._journal = journal
         self._reader = Reader(link, group=self._topology.dispatch_group)
 
@@ -71,7 +73,12 @@ class Recaller:
 
     def find_any(self) -> str | None:
         """Return a topic in which something waits, None where nothing does."""
-        progress = self._progress()
+        # As many partitions as there are, whatever the connection says, and of those topics that are there.
+        there = administering.partition_counts(self._link)
+        names = [each for each in there if each in self._entries or self._topology.hold_of(each) is not None]
+        if not names:
+            return None
+        progress = self._progress([(name, lane) for name in names for lane in range(there[name])])
         ends = administering.stable_ends(self._link, [TopicPartition(topic, lane) for topic, lane in progress])
         starts = {each: known.low for each, known in progress.items()}
         for record in self._reader.read_between(starts, ends):
@@ -87,7 +94,8 @@ class Recaller:
         What is done is known first and where logs end is known last, so a message that moves meanwhile is in what is
         read at least once.
         """
-        progress = self._progress()
+        topics = [*self._entries, *administering.rungs(self._link, self._topology)]
+        progress = self._progress([(topic, lane) for topic in topics for lane in range(self._topology.partitions)])
         places = [TopicPartition(topic, lane) for topic, lane in progress]
         ends = administering.log_ends(self._link, places)
         starts = {each: known.low for each, known in progress.items()}
@@ -124,9 +132,7 @@ class Recaller:
             place = Place(topic=topic, lane=record.partition(), offset=record.offset())
             yield Found(place, message_id.decode(), value)
 
-    def _progress(self) -> dict[tuple[str, int], Progress]:
-        topics = [self._topology.inbox, self._topology.control, *administering.rungs(self._link, self._topology)]
-        places = [(topic, lane) for topic in topics for lane in range(self._topology.partitions)]
+    def _progress(self, places: Sequence[Partition]) -> dict[Partition, Progress]:
         committed = self._reader.committed(places, seconds=self._link.config.confirm_seconds)
         starts = administering.log_starts(self._link, [each for each in committed if each.offset < 0])
         return {(each.topic, each.partition): progress_of(each, starts) for each in committed}

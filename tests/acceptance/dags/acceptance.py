@@ -96,29 +96,29 @@ with DAG(dag_id="waiting", schedule=None):
     ScheduleMessageOperator(task_id="wait", channel="waiting", payload="x", deliver_after=HOUR, wait_for_dispatch=True)
 
 
-with DAG(dag_id="rabbitmq_waits", schedule=None, params={"channel": "", "seconds": 12}):
-    ScheduleMessageOperator(
-        task_id="wait",
-        delay_conn_id="rabbitmq_default",
-        channel="{{ params.channel }}",
-        payload={"run": "{{ run_id }}"},
-        deliver_after="{{ params.seconds }}",
-        wait_for_dispatch=True,
-    )
+for kind, conn_id in (("rabbitmq", "rabbitmq_default"), ("kafka", "delay_kafka_default")):
+    with DAG(dag_id=f"{kind}_waits", schedule=None, params={"channel": "", "seconds": 12}):
+        ScheduleMessageOperator(
+            task_id="wait",
+            delay_conn_id=conn_id,
+            channel="{{ params.channel }}",
+            payload={"run": "{{ run_id }}"},
+            deliver_after="{{ params.seconds }}",
+            wait_for_dispatch=True,
+        )
 
-
-with DAG(
-    dag_id="rabbitmq_retried",
-    schedule=None,
-    params={"channel": ""},
-    default_args={"retries": 1, "retry_delay": timedelta(seconds=1)},
-):
-    ScheduleThenFail(
-        task_id="bulk",
-        delay_conn_id="rabbitmq_default",
-        channel="{{ params.channel }}",
-        messages=[{"payload": number, "deliver_after": 1} for number in range(1500)],
-    )
+    with DAG(
+        dag_id=f"{kind}_retried",
+        schedule=None,
+        params={"channel": ""},
+        default_args={"retries": 1, "retry_delay": timedelta(seconds=1)},
+    ):
+        ScheduleThenFail(
+            task_id="bulk",
+            delay_conn_id=conn_id,
+            channel="{{ params.channel }}",
+            messages=[{"payload": number, "deliver_after": 1} for number in range(1500)],
+        )
 
 
 with DAG(dag_id="rabbitmq_held_by_ledger", schedule=None, params={"channel": ""}):
@@ -149,3 +149,27 @@ with DAG(dag_id="rabbitmq_refused", schedule=None):
         task_id="broker_held", delay_conn_id="rabbitmq_default", channel="delay.v1.unroutable", payload="x"
     )
     CancelMessageOperator(task_id="no_recall", delay_conn_id="rabbitmq_default", message_ids=broker_held.output)
+
+
+with DAG(dag_id="kafka_controlled", schedule=None, params={"channel": ""}):
+    kafka: dict[str, Any] = {"delay_conn_id": "delay_kafka_default"}
+    waiting = {
+        name: ScheduleMessageOperator(
+            task_id=name, channel="{{ params.channel }}", payload=name, deliver_after=HOUR, **kafka
+        )
+        for name in ("called_off", "hurried")
+    }
+    CancelMessageOperator(task_id="cancel", message_ids=waiting["called_off"].output, **kafka)
+    hurry = RescheduleMessageOperator(task_id="hurry", message_ids=waiting["hurried"].output, expedite=True, **kafka)
+    hurry >> MessageDispatchedSensor(task_id="sent", message_ids=waiting["hurried"].output, timeout=600, **kafka)
+
+
+with DAG(dag_id="kafka_refused", schedule=None, params={"channel": ""}):
+    ScheduleMessageOperator(
+        task_id="no_topic",
+        delay_conn_id="delay_kafka_default",
+        channel="no-such-topic",
+        payload="x",
+        deliver_after=HOUR,
+    )
+    CancelMessageOperator(task_id="nobody", delay_conn_id="delay_kafka_default", message_ids="nobody")

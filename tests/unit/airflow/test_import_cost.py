@@ -37,6 +37,7 @@ print(json.dumps([(time.perf_counter() - started) * 1000, sorted(set(sys.modules
         "airflow_delay_provider.sensors.message",
         "airflow_delay_provider.decorators.message",
         "airflow_delay_provider.hooks.delay",
+        "airflow_delay_provider.hooks.kafka",
     ],
 )
 def test_nothing_heavy_is_imported_beyond_what_airflow_imports(module: str) -> None:

@@ -53,9 +53,32 @@ def test_airflow_discovers_it() -> None:
     assert known.providers["airflow-delay-provider"].version == version("airflow-delay-provider")
     assert "airflow_delay_provider.links.DelayedMessageLink" in known.extra_links_class_names
     assert "schedule_message" in dict(running.taskflow_decorators)
-    hook = running.hooks["delay"]
-    assert hook is not None
-    assert hook.connection_testable
+    for conn_type in ("delay", "rabbitmq", "delay_kafka"):
+        hook = running.hooks[conn_type]
+        assert hook is not None
+        assert hook.connection_testable
+        made = resolve_name(hook.hook_class_name)
+        assert (made.conn_type, made.hook_name) == (conn_type, hook.hook_name)
+        assert made().delay_conn_id == made.default_conn_name == f"{conn_type}_default"
+
+
+# The names with dots are those of Kafka's client library.
+@pytest.mark.filterwarnings("ignore::airflow.utils.deprecation_tools.DeprecatedImportWarning")
+def test_airflow_offers_every_field_of_a_connection_by_its_name_in_the_extra(info: dict[str, Any]) -> None:
+    """A21"""
+    from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+
+    offered = {each.connection_type: each for each in HookMetaService.hook_meta_data()}
+    for entry in info["connection-types"]:
+        form = offered[entry["connection-type"]]
+        assert form.hook_name == entry["hook-name"]
+        assert form.extra_fields is not None
+        assert form.extra_fields.keys() == entry["conn-fields"].keys()
+    kafka = offered["delay_kafka"]
+    assert kafka.standard_fields is not None
+    assert kafka.standard_fields.host is not None
+    assert kafka.standard_fields.host.placeholder == "kafka1:9092,kafka2:9092"
+    assert {"security.protocol", "sasl.mechanism", "ssl.ca.location"} <= (kafka.extra_fields or {}).keys()
 
 
 def test_the_settings_have_working_defaults() -> None:
@@ -68,7 +91,8 @@ def test_the_settings_have_working_defaults() -> None:
     assert conf.getint("delay", "dispatcher_health_port") == 8795
     assert conf.getfloat("delay", "retention_days") == 30
     assert conf.get("delay", "ledger_url") == ""
-    assert conf.get("delay", "project_connections") == ""
+    for name in ("project_connections", "climb_connections", "dispatcher_instance"):
+        assert conf.get("delay", name) == ""
 
 
 def test_reading_it_imports_nothing_but_the_standard_library() -> None:

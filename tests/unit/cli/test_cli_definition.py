@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from tests.unit.cli.commandline import CommandLine, parser
 
 
@@ -96,14 +97,51 @@ def test_the_dispatcher_refuses_bad_options(delay: CommandLine, words: list[str]
 
 def test_the_dispatcher_takes_its_settings_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """B24, B26: an option goes before ``[delay]``, which goes before the default."""
-    from airflow_delay_provider.cli.running import _config_of
-
     monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_BATCH", "7")
     monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_RATE_LIMIT", "50")
-    words = ["delay", "dispatcher", "--rate-limit", "0", "--health-port", "-1", "--retention-days", "2"]
-    config = _config_of(parser().parse_args(words))
+    config = cli_config("--rate-limit", "0", "--health-port", "-1", "--retention-days", "2")
     assert (config.batch, config.rate_limit, config.health_port) == (7, None, None)
     assert (config.poll_interval.total_seconds(), config.retention.days) == (0.02, 2)
+
+
+def bare_config(*words: str) -> DispatcherConfig:
+    from airflow_delay_provider.dispatcher.__main__ import _config_of, _parser
+
+    return _config_of(_parser().parse_args(words))
+
+
+def cli_config(*words: str) -> DispatcherConfig:
+    from airflow_delay_provider.cli.running import _config_of
+
+    return _config_of(parser().parse_args(["delay", "dispatcher", *words]))
+
+
+@pytest.mark.parametrize("config_of", [cli_config, bare_config])
+@pytest.mark.parametrize("name", ["project", "climb"])
+def test_the_dispatcher_follows_and_climbs_the_connections_that_are_named(
+    config_of: Callable[..., DispatcherConfig], name: str
+) -> None:
+    assert getattr(config_of(), name) == ()
+    assert getattr(config_of(f"--{name}", "one", f"--{name}", "two"), name) == ("one", "two")
+
+
+@pytest.mark.parametrize("name", ["project", "climb"])
+def test_connections_may_stand_in_the_configuration(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"AIRFLOW__DELAY__{name.upper()}_CONNECTIONS", "rabbit, ,kafka")
+    assert getattr(cli_config(), name) == ("rabbit", "kafka")
+    assert getattr(cli_config(f"--{name}", "one"), name) == ("one",)
+
+
+@pytest.mark.parametrize("config_of", [cli_config, bare_config])
+def test_the_dispatcher_may_have_a_name_of_its_own(config_of: Callable[..., DispatcherConfig]) -> None:
+    assert (config_of().instance, config_of("--instance", "").instance) == (None, None)
+    assert config_of("--instance", "dispatcher-1").instance == "dispatcher-1"
+
+
+def test_the_name_may_stand_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAY__DISPATCHER_INSTANCE", "dispatcher-2")
+    assert cli_config().instance == "dispatcher-2"
+    assert cli_config("--instance", "dispatcher-1").instance == "dispatcher-1"
 
 
 def test_a_wrong_setting_is_named_where_it_stands(delay: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger import projection
 from airflow_delay_provider.ledger.database import Ledger
-from tests.unit.cli.commandline import CommandLine, parser
+from tests.unit.cli.commandline import CommandLine
 
 HELD = Message(id="held", channel="orders", payload=b"hello", deliver_at=datetime(2034, 1, 1, tzinfo=UTC))
 
@@ -88,22 +88,3 @@ def test_a_journal_that_nobody_follows_is_named_beside_an_empty_listing(rabbit: 
     assert result.code == 0
     assert result.document.get("messages", result.document.get("channels")) == []
     assert "run `airflow delay dispatcher --project rabbit`" in result.err
-
-
-def test_the_dispatcher_follows_what_its_options_or_the_configuration_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_delay_provider.cli.running import _config_of
-
-    def projected(*words: str) -> tuple[str, ...]:
-        return _config_of(parser().parse_args(["delay", "dispatcher", *words])).project
-
-    assert projected() == ()
-    monkeypatch.setenv("AIRFLOW__DELAY__PROJECT_CONNECTIONS", "rabbit, ,kafka")
-    assert projected() == ("rabbit", "kafka")
-    assert projected("--project", "one", "--project", "two") == ("one", "two")
-
-
-def test_the_bare_dispatcher_takes_the_same_option() -> None:
-    from airflow_delay_provider.dispatcher.__main__ import _parser
-
-    assert _parser().parse_args([]).project == []
-    assert _parser().parse_args(["--project", "one", "--project", "two"]).project == ["one", "two"]

@@ -85,8 +85,9 @@ class SimulatedKafka:
     def waiting(self) -> Iterator[tuple[str, Record]]:
         """Return every record that is not done, as :mod:`recalling` finds them."""
         for topic, log in self.logs.items():
-            progress = self.progress(topic)
-            yield from ((topic, each) for each in log.read(progress.low) if progress.is_waiting(each.offset))
+            if log.records:
+                progress = self.progress(topic)
+                yield from ((topic, each) for each in log.read(progress.low) if progress.is_waiting(each.offset))
 
     def trim(self) -> None:
         """Remove what lies before the committed offsets."""
@@ -100,15 +101,15 @@ class Transaction:
     def __init__(self, kafka: SimulatedKafka) -> None:
         self._kafka = kafka
         self._effects: list[Callable[[], object]] = []
-        self._touched: list[Log] = []
-        self.entries: list[Noted] = []
+        self._touched: set[str] = set()
+        self._entries: list[Noted] = []
 
     def rest(self, lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
         kafka = self._kafka
         assert lane == kafka.lane
-        log = kafka.logs[kafka.topology.rung(hold_ms)]
-        self._touched.append(log)
-        self._effects.append(partial(log.append, kafka.now_ms, key, value))
+        topic = kafka.topology.rung(hold_ms)
+        self._touched.add(topic)
+        self._effects.append(partial(kafka.logs[topic].append, kafka.now_ms, key, value))
         self._effects.append(partial(kafka.rests.update, [key[8:]]))
 
     def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:
@@ -124,7 +125,7 @@ class Transaction:
 
     def tell(self, lane: int, entry: bytes) -> None:
         assert lane == self._kafka.lane
-        self.entries.extend(read_entries(entry))
+        self._entries.extend(read_entries(entry))
 
     def remember(self, place: Place, *, recalled: bool) -> None:
         known = self._kafka.recalled
@@ -134,17 +135,17 @@ class Transaction:
         """Make all of it visible, with the marks that a transaction leaves in the logs."""
         for effect in self._effects:
             effect()
-        for log in self._touched:
-            log.skip(1)
-        self._kafka.journal += self.entries
+        for topic in self._touched:
+            self._kafka.logs[topic].skip(1)
+        self._kafka.journal += self._entries
         for topic, offset, note in progress:
             self._kafka.committed[topic] = (offset, note)
             self._kafka.longest_note = max(self._kafka.longest_note, len(note))
 
     def abort(self) -> None:
         """Leave nothing but gaps."""
-        for log in self._touched:
-            log.skip(2)
+        for topic in self._touched:
+            self._kafka.logs[topic].skip(2)
 
 
 class Dispatcher:
@@ -172,8 +173,8 @@ class Dispatcher:
 
     def fetch(self, topic: str, limit: int | None = None) -> None:
         """Read some more records of a topic."""
-        records = self._kafka.logs[topic].read(self._read_to[topic], limit)
-        if records:
+        log, start = self._kafka.logs[topic], self._read_to[topic]
+        if start < log.end and (records := log.read(start, limit)):
             self._read_to[topic] = records[-1].offset + 1
             self.lane.sources[topic].waiting.extend(records)
 
@@ -187,19 +188,15 @@ class Dispatcher:
         return self.lane.advance(self._transaction, now_ms, limit=limit)
 
     def commit(self) -> bool:
-        """End the transaction and begin another; one who lost the lane is refused."""
+        """End the transaction and begin another; one who has lost the lane is refused."""
+        transaction, self._transaction = self._transaction, Transaction(self._kafka)
         if self.generation != self._kafka.generation:
-            self.crash()
+            transaction.abort()
             return False
-        self._require_honest_answers(progress := list(self.lane.progress()))
+        transaction.commit(list(self.lane.progress()))
         self.lane.committed()
-        self._transaction = Transaction(self._kafka)
-        return progress is not None
+        return True
 
     def crash(self) -> None:
         """Lose everything that is not committed."""
         self._transaction.abort()
-        self._transaction = Transaction(self._kafka)
-
-    def _require_honest_answers(self, progress: list[tuple[str, int, str]]) -> None:
-        self._transaction.commit(progress)
