@@ -38,8 +38,8 @@ def main() -> None:
         while not stop.is_set():
             try:
                 climber.run_once()
-            except Exception as error:  # noqa: BLE001 - as the real loop
-                log.error("failed and tries again: %s", error, exc_info=not isinstance(error, DelayError))
+            except Exception as error:
+                log.warning("failed and tries again: %s", error, exc_info=not isinstance(error, DelayError))
                 time.sleep(PAUSE_SECONDS)
         log.info("closing")
         climber.close()

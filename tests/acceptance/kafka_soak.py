@@ -287,7 +287,9 @@ class Crew:
         for each in list(self.running):
             self._figures.failed_to_stop += not each.stop()
         self.running.clear()
-        self._figures.errors_told = sum(each.log.read_text(errors="replace").count(" ERROR failed") for each in self.all)
+        self._figures.errors_told = sum(
+            each.log.read_text(errors="replace").count(" WARNING failed") for each in self.all
+        )
 
     def kill_all(self) -> None:
         for each in self.all:
@@ -444,9 +446,7 @@ class Watcher:
 # -- judging -------------------------------------------------------------------------------------------------------
 
 
-def _judge(
-    work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequence[str], figures: Figures
-) -> None:
+def _judge(work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequence[str], figures: Figures) -> None:
     topology = client.topology
     for record in read_to_end(broker.bootstrap, channels):
         name, at = _id_of(record), record.timestamp()[1]

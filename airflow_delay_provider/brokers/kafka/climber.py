@@ -17,7 +17,7 @@ from airflow_delay_provider.brokers.kafka.flow import Flow
 from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
 from airflow_delay_provider.brokers.kafka.outlet import Refusals, TransactionalOutlet
 from airflow_delay_provider.brokers.kafka.progress import progress_of
-from airflow_delay_provider.brokers.kafka.reading import Partition, Reader, take
+from airflow_delay_provider.brokers.kafka.reading import BATCH, Partition, Reader
 from airflow_delay_provider.brokers.kafka.trimming import Trimmer
 from airflow_delay_provider.domain.clock import Clock, floor_ms
 
@@ -74,13 +74,15 @@ class KafkaClimber(Climber):
         """Wait for something to do, do it, and commit when it is time."""
         consumer, outlet = self._open()
         try:
-            for record in take(consumer, self._pause(outlet)):
-                self._keep(record)
+            self._read(consumer, self._pause(outlet))
             self._advance(outlet)
             if self._is_time_to_commit(outlet):
-                self._commit(consumer, outlet)
+                self._commit(outlet)
         except KafkaException as error:
             self._begin_anew(consumer, outlet, error)
+        except Exception:
+            self._give_up()
+            raise
         if self._flow is not None:
             self._flow.regulate(self._sources, floor_ms(self._clock.now()))
         self._trimmer.trim()
@@ -93,9 +95,19 @@ class KafkaClimber(Climber):
             # Lanes are given back, and so committed, while the consumer leaves.
             self._link.close_consumer(consumer)
         self._trimmer.trim(now=True)
-        self._drop_lanes()
-        self._reader.close()
-        self._outlet = self._flow = None
+        self._give_up()
+
+    def _read(self, consumer: Consumer, wait: float) -> None:
+        """Keep what is there, after waiting for the first record only.
+
+        Lanes may come and go within each call, so the first record is kept before the second one: later it could be
+        taken for one of the lanes that came.
+        """
+        first = consumer.poll(wait)
+        if first is not None:
+            self._keep(first)
+            for record in consumer.consume(BATCH - 1, 0):
+                self._keep(record)
 
     def _pause(self, outlet: TransactionalOutlet) -> float:
         """Return how long nothing has to be done."""
@@ -155,14 +167,15 @@ class KafkaClimber(Climber):
 
     def _give_up(self) -> None:
         """Forget everything; the next run begins like a new dispatcher, and undoes what this one has left open."""
+        consumer, self._consumer = self._consumer, None
+        outlet, self._outlet = self._outlet, None
+        self._flow = None
         self._drop_lanes()
-        consumers, self._consumer, self._reader = (self._consumer, self._reader), None, None
-        outlet, self._outlet, self._flow = self._outlet, None, None
         if outlet is not None:
             outlet.give_up()
-        for consumer in consumers:
-            if consumer is not None:
-                self._link.close_consumer(consumer)
+        if consumer is not None:
+            self._link.close_consumer(consumer)
+        self._reader.close()
 
     # -- lanes come and go ---------------------------------------------------------------------------------------
 
@@ -213,10 +226,10 @@ class KafkaClimber(Climber):
         self._load_lanes(consumer, partitions if consumer.memberid() else [])
         log.info("%s: serving lanes %s", self._link.config.name, sorted(self._lanes) or "none")
 
-    def _on_revoke(self, consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
         if self._outlet is not None and self._lanes:
             try:
-                self._commit(consumer, self._outlet)
+                self._commit(self._outlet)
             except KafkaException as error:
                 log.warning("%s: the last steps are undone: %s", self._link.config.name, error.args[0].str())
                 self._undo(self._outlet)

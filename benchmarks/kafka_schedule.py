@@ -1,0 +1,81 @@
+"""How fast messages enter Kafka, beside plain records of the same payloads."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_delay_provider.brokers.base import Outcome
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.domain.message import Message
+from benchmarks.kafka_dispatch import PAYLOAD_BYTES, STORE
+from benchmarks.kafka_node import Node, config_of
+from benchmarks.kafka_raw import RawProducer
+from benchmarks.measuring import Results, expect, rate, say
+from tests.kafkas import read_all
+
+#: Messages of one call.
+BATCH = 10_000
+#: Long enough that a dispatcher would only move them; none runs.
+DELAY_SECONDS = (60, 86_400)
+OURS, COMPOSED = "schedule", "schedule, messages composed inside"
+RAW = "raw produce"
+
+Batch = Sequence[tuple[bytes, datetime]]
+
+
+def measure(
+    node: Node, settings: Mapping[str, Any], results: Results, *, messages: int, repeats: int
+) -> dict[str, list[float]]:
+    """Publish in turn, and return the rates."""
+    rates: dict[str, list[float]] = {}
+    written = 0
+    with node.topics(1) as (topic,), KafkaBroker(config_of(settings)) as broker:
+        ways = _ways(node, broker, topic)
+        for repeat in range(-1, repeats):
+            say(f"schedule: {messages} messages, " + (f"repeat {repeat + 1}/{repeats}" if repeat >= 0 else "to warm up"))
+            for name, prepare in ways.items():
+                found = _run(prepare, messages if repeat >= 0 else min(messages, BATCH))
+                if repeat >= 0:
+                    rates.setdefault(name, []).append(found)
+            written += messages if repeat >= 0 else min(messages, BATCH)
+        # Envelopes of both of our ways lie there, and nothing else.
+        expect("messages in the inbox", len(read_all(node.bootstrap, broker.topology.inbox, 2 * written)), 2 * written)
+    for name, values in rates.items():
+        base: dict[str, Any] = {} if name == RAW else {"ratio_to": RAW, "base": rates[RAW]}
+        results.add(STORE, name, values, "messages/s", **base)
+    return rates
+
+
+def _ways(node: Node, broker: KafkaBroker, channel: str) -> dict[str, Callable[[Batch], Callable[[], object]]]:
+    raw = RawProducer(node.bootstrap)
+
+    def compose(batch: Batch) -> list[Message]:
+        return [Message(channel=channel, payload=payload, deliver_at=due) for payload, due in batch]
+
+    def schedule(messages: Sequence[Message]) -> None:
+        receipts = broker.schedule(messages)
+        expect("messages that wait", sum(each.outcome is Outcome.SCHEDULED for each in receipts), len(messages))
+
+    def prepare_raw(batch: Batch) -> Callable[[], object]:
+        payloads = [payload for payload, _ in batch]
+        return lambda: raw.produce(channel, payloads)
+
+    def prepare_ours(batch: Batch) -> Callable[[], object]:
+        messages = compose(batch)
+        return lambda: schedule(messages)
+
+    def prepare_composed(batch: Batch) -> Callable[[], object]:
+        return lambda: schedule(compose(batch))
+
+    return {RAW: prepare_raw, OURS: prepare_ours, COMPOSED: prepare_composed}
+
+
+def _run(prepare: Callable[[Batch], Callable[[], object]], n: int) -> float:
+    now, delays = datetime.now(UTC), random.Random(1)
+    items = [(os.urandom(PAYLOAD_BYTES), now + timedelta(seconds=delays.randint(*DELAY_SECONDS))) for _ in range(n)]
+    calls = [prepare(items[start : start + BATCH]) for start in range(0, n, BATCH)]
+    return rate(n, lambda: [call() for call in calls])

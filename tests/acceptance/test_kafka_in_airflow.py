@@ -1,0 +1,186 @@
+"""Kafka connections in a real Airflow: messages wait in topics, and a dispatcher with ``--climb`` moves them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.exceptions import BrokerError
+from tests.acceptance.runs import DEFERRED, Start
+from tests.kafkas import connection_of, fresh_topic, require_kafka
+from tests.servers.airflow import Airflow
+from tests.servers.airflow_api import AirflowApi
+from tests.servers.component import Component, stop_all, wait_for
+from tests.servers.process import free_port
+from tests.servers.sessions import Guardian
+
+CONN_ID = "delay_kafka_default"
+#: A form stores the fields that were left empty, too.
+EMPTY_FIELDS = {"hold": "broker", "ledger_url": None, "security.protocol": None, "ssl.ca.location": None}
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> str:
+    return require_kafka()
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    return {"ladder": f"acceptance-{uuid4().hex[:8]}", "partitions": 2, **EMPTY_FIELDS}
+
+
+@pytest.fixture(scope="module")
+def kafka(bootstrap: str, settings: dict[str, Any]) -> Iterator[KafkaBroker]:
+    """A client beside Airflow; in the end the ladder is deleted."""
+    with KafkaBroker(KafkaConfig.from_settings(settings, host=bootstrap)) as opened:
+        yield opened
+
+        def deleted() -> bool:
+            try:
+                return bool(opened.delete_topology(even_if_messages_wait=True))
+            except BrokerError:
+                # A dispatcher with a name counts as there for some seconds after it has ended.
+                return False
+
+        wait_for(deleted, what="the ladder is deleted", seconds=60, interval=1)
+
+
+@pytest.fixture(scope="module")
+def connection(api: AirflowApi, bootstrap: str, settings: dict[str, Any]) -> str:
+    """The connection in Airflow's database, as the form stores it."""
+    form = connection_of(bootstrap, **settings)
+    body = form | {"connection_id": CONN_ID, "extra": json.dumps(form["extra"])}
+    assert api.http.post("/api/v2/connections", json=body).is_success
+    return CONN_ID
+
+
+@pytest.fixture(scope="module")
+def climber(airflow: Airflow, kafka: KafkaBroker, connection: str) -> Iterator[Component]:
+    """A dispatcher beside Airflow's own, which climbs."""
+    command = [sys.executable, "-m", "airflow_delay_provider.dispatcher", "--ledger", airflow.ledger_url]
+    command += ["--climb", connection, "--project", connection, "--instance", "acceptance", "--health-port", "-1"]
+    guardian = Guardian()
+    component = Component("climber", command, log_dir=airflow.log_dir, env=airflow.env(), guardian=guardian)
+    component.start()
+    try:
+        yield component
+        component.require_alive()
+    finally:
+        stop_all([component])
+        guardian.stop()
+
+
+@pytest.fixture
+def channel(bootstrap: str, climber: Component) -> str:
+    """A topic of its own for each test, and somebody who moves messages there."""
+    return fresh_topic(bootstrap, partitions=2)
+
+
+def receive(kafka: KafkaBroker, channel: str, n: int, *, seconds: float = 30) -> list[Message]:
+    """Take ``n`` messages from a topic, and what else is there by then."""
+    deadline, received = time.monotonic() + seconds, list[Message]()
+    while len(received) < n and time.monotonic() < deadline:
+        deliveries = kafka.receive(channel, limit=500)
+        kafka.ack(deliveries)
+        received += [delivery.message for delivery in deliveries]
+        if not deliveries:
+            time.sleep(0.05)
+    return received
+
+
+def test_a_task_waits_for_a_message_that_kafka_holds(
+    start: Start, airflow: Airflow, api: AirflowApi, kafka: KafkaBroker, channel: str
+) -> None:
+    """A2, A5, A6"""
+    run = start("kafka_waits", {"channel": channel, "seconds": 12})
+    run.wait_for_task("wait", DEFERRED)
+    airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
+    run.wait()
+    [message] = receive(kafka, channel, 1)
+    assert message.id == run.result("wait")
+    assert json.loads(message.payload) == {"run": run.run_id}
+    assert message.origin is not None
+    assert (message.origin.run_id, message.origin.task_id) == (run.run_id, "wait")
+    assert message.deliver_at <= kafka.clock.now()
+
+
+def test_a_task_waits_on_while_no_dispatcher_runs(
+    start: Start, kafka: KafkaBroker, channel: str, climber: Component
+) -> None:
+    """A44: killed with -9, and started again under its name."""
+    run = start("kafka_waits", {"channel": channel, "seconds": 14})
+    run.wait_for_task("wait", DEFERRED)
+    climber.kill()
+    climber.start()
+    run.wait()
+    assert [message.id for message in receive(kafka, channel, 1)] == [run.result("wait")]
+    assert kafka.receive(channel) == []
+
+
+def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
+    start: Start, kafka: KafkaBroker, channel: str
+) -> None:
+    """A28: Kafka knows no ids, so the task remembers what was confirmed."""
+    run = start("kafka_retried", {"channel": channel})
+    run.wait()
+    assert run.task("bulk")["try_number"] == 2
+    arrived = Counter(message.id for message in receive(kafka, channel, 1500))
+    assert arrived == Counter(run.result("bulk"))
+    assert kafka.receive(channel) == []
+
+
+def test_messages_that_kafka_holds_are_called_off_and_hurried(start: Start, kafka: KafkaBroker, channel: str) -> None:
+    """A5, A20"""
+    run = start("kafka_controlled", {"channel": channel})
+    run.wait()
+    [message] = receive(kafka, channel, 1)
+    assert (message.id, message.payload) == (run.result("hurried"), b"hurried")
+    assert kafka.receive(channel) == []
+
+
+def test_the_example_runs(start: Start, kafka: KafkaBroker, channel: str) -> None:
+    start("example_kafka", {"channel": channel}).wait()
+    orders = [json.loads(message.payload)["order"] for message in receive(kafka, channel, 4)]
+    assert sorted(orders) == [0, 1, 2, 4711]
+
+
+def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, channel: str) -> None:
+    """A12"""
+    run = start("kafka_refused", {"channel": channel})
+    run.wait("failed")
+    assert "has no topic 'no-such-topic'; create it, or correct the name" in run.log("no_topic")
+    assert "message 'nobody' is not known" in run.log("nobody")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "sentence"),
+    [
+        ({}, True, "Kafka at .*: answers; the ladder delay.v1.acceptance-.* is "),
+        ({"host": "", "extra": {}}, False, "bootstrap.servers: is not given"),
+        ({"host": "localhost", "login": "me", "password": "s3cret-but-useless"}, False, "cannot be reached|TLS failed"),
+    ],
+    ids=["right", "empty", "nobody there"],
+)
+def test_the_button_of_the_connection_form_says_what_was_found(
+    api: AirflowApi, bootstrap: str, settings: dict[str, Any], change: dict[str, Any], status: bool, sentence: str
+) -> None:
+    """A12"""
+    form = connection_of(bootstrap, **settings) | {"port": free_port()} | change
+    body = form | {"connection_id": "kafka_form", "extra": json.dumps(form["extra"])}
+    answer = api.http.post("/api/v2/connections/test", json=body, timeout=60)
+    assert answer.is_success, answer.text
+    found = answer.json()
+    assert found["status"] is status, found
+    assert "s3cret" not in found["message"]
+    assert re.search(sentence, found["message"]), found
