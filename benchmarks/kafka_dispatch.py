@@ -18,8 +18,8 @@ from benchmarks.kafka_leaps import LANES, Arrived, Voyage, climb
 from benchmarks.kafka_node import PARTITIONS, Node, config_of
 from benchmarks.kafka_processes import STOP, Worker, started
 from benchmarks.kafka_raw import Filling, copy
+from benchmarks.kafka_reading import read_all
 from benchmarks.measuring import MismatchError, Results, expect, say
-from tests.kafkas import read_all
 
 HOUR_MS = 3_600_000
 PAYLOAD_BYTES = 100
@@ -96,10 +96,9 @@ def run_ladder(
 ) -> Run:
     """Take ``n`` messages from the inbox to a channel."""
     with ExitStack() as stack:
-        (channel,) = stack.enter_context(node.topics(1))
         workers = [stack.enter_context(started(climb, settings)) for _ in range(dispatchers)]
         wait_for_lanes(workers)
-        run = voyage(node, settings, workers, channel, n, idle_share, delay_ms=delay_ms)
+        run = voyage(node, settings, workers, n, idle_share, delay_ms=delay_ms)
         for worker in workers:
             worker.tell(STOP)
     return run
@@ -120,14 +119,26 @@ def voyage(
     node: Node,
     settings: Mapping[str, Any],
     workers: Sequence[Worker],
-    channel: str,
     n: int,
     idle_share: float,
     *,
     delay_ms: int,
 ) -> Run:
-    """Let dispatchers that serve lanes take messages to a channel, and see that all of them are there."""
-    topology, start_ms = config_of(settings).topology, int(time.time() * 1000)
+    """Let dispatchers that serve lanes take messages to a new channel, and see that all of them are there."""
+    with node.topics(1) as (channel,):
+        return _voyage(node, config_of(settings).topology, workers, channel, n, idle_share, delay_ms)
+
+
+def _voyage(
+    node: Node,
+    topology: Topology,
+    workers: Sequence[Worker],
+    channel: str,
+    n: int,
+    idle_share: float,
+    delay_ms: int,
+) -> Run:
+    start_ms = int(time.time() * 1000)
     messages = [
         Message(channel=channel, payload=os.urandom(PAYLOAD_BYTES), deliver_at=from_ms(start_ms + delay_ms))
         for _ in range(n)
@@ -179,7 +190,9 @@ def _run_raw(node: Node, n: int, idle_share: float, *, with_headers: bool) -> Ru
             Message(channel=target, payload=os.urandom(PAYLOAD_BYTES), deliver_at=from_ms(now_ms)) for _ in range(n)
         ]
         filling = Filling(node.bootstrap)
-        filling.write(source, (_delivered(message, number, now_ms, with_headers) for number, message in enumerate(messages)))
+        filling.write(
+            source, (_delivered(message, number, now_ms, with_headers) for number, message in enumerate(messages))
+        )
         with started(copy, node.bootstrap, source, target, n, with_headers) as worker:
             expect("the copy's answer", worker.hear(), "begin")
             before, begin = node.cpu_seconds, filling.show()

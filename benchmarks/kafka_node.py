@@ -12,15 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 import psutil
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from tests.kafkas import fresh_topic
+from tests.servers.component import wait_for
 from tests.servers.kafka import Kafka
 
 #: Of all topics: the default of the provider.
 PARTITIONS = 4
+SECONDS = 30
 
 
 class Node:
@@ -31,10 +32,9 @@ class Node:
         port = int(bootstrap.split(",")[0].rpartition(":")[2])
         pids = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
         if None in pids or len(pids) != 1:
-            raise RuntimeError(
-                f"no Kafka of this user listens on port {port} of this machine: unset {Kafka.variable}"
-            )
+            raise RuntimeError(f"no Kafka of this user listens on port {port} of this machine: unset {Kafka.variable}")
         self._process = psutil.Process(pids.pop())
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     @property
     def cpu_seconds(self) -> float:
@@ -53,29 +53,28 @@ class Node:
         found = re.search(r"kafka-(\d+(\.\d+)+)", " ".join(self._process.cmdline()))
         return found[1] if found else "unknown"
 
-    def topic(self, **config: Any) -> str:
-        """Return a new topic."""
-        return fresh_topic(self.bootstrap, PARTITIONS, **config)
-
     @contextmanager
     def topics(self, count: int) -> Iterator[list[str]]:
         """Give new topics for as long as they are needed."""
-        names = [self.topic() for _ in range(count)]
+        names = [f"bench-{uuid4().hex}" for _ in range(count)]
+        for created in self._admin.create_topics([NewTopic(name, PARTITIONS) for name in names]).values():
+            created.result(SECONDS)
+        wait_for(lambda: all(map(self._is_usable, names)), what="topics can be used", seconds=SECONDS, interval=0.02)
         try:
             yield names
         finally:
-            with AdminClient({"bootstrap.servers": self.bootstrap}) as admin:
-                for deleted in admin.delete_topics(names).values():
-                    deleted.result(30)
+            for deleted in self._admin.delete_topics(names).values():
+                deleted.result(SECONDS)
 
-    def settings(self, radix: int = 4) -> dict[str, Any]:
-        """Return the settings of a connection to a ladder that does not exist yet."""
-        return {"ladder": f"bench-{uuid4().hex[:8]}", "radix": radix, "partitions": PARTITIONS, "host": self.bootstrap}
+    def _is_usable(self, topic: str) -> bool:
+        partitions = self._admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions
+        return len(partitions) == PARTITIONS and all(each.leader >= 0 for each in partitions.values())
 
     @contextmanager
     def ladder(self, radix: int = 4) -> Iterator[dict[str, Any]]:
         """Give a ladder for as long as it is needed, as the settings of a connection."""
-        settings = self.settings(radix)
+        name = f"bench-{uuid4().hex[:8]}"
+        settings = {"ladder": name, "radix": radix, "partitions": PARTITIONS, "host": self.bootstrap}
         with KafkaBroker(config_of(settings)) as broker:
             broker.create_topology()
             try:

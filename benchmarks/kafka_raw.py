@@ -74,7 +74,12 @@ def copy(pipe: Connection, bootstrap: str, source: str, target: str, records: in
         {"bootstrap.servers": bootstrap, **CONSUMER, "group.id": group, "queued.max.messages.kbytes": 65_536}
     )
     producer = Producer(
-        {"bootstrap.servers": bootstrap, **CONFIRMED, "transactional.id": group, "queue.buffering.max.messages": 500_000}
+        {
+            "bootstrap.servers": bootstrap,
+            **CONFIRMED,
+            "transactional.id": group,
+            "queue.buffering.max.messages": 500_000,
+        }
     )
     producer.init_transactions(30)
     assigned: list[TopicPartition] = []
@@ -84,9 +89,7 @@ def copy(pipe: Connection, bootstrap: str, source: str, target: str, records: in
     pipe.send("begin")
     cpu = time.process_time()
     copied = _copy(consumer, producer, target, records, with_headers=with_headers)
-    pipe.send(
-        Arrived(dispatched=copied, rests=0, ended_at=time.monotonic(), cpu_seconds=time.process_time() - cpu)
-    )
+    pipe.send(Arrived(dispatched=copied, rests=0, ended_at=time.monotonic(), cpu_seconds=time.process_time() - cpu))
     consumer.close()
 
 

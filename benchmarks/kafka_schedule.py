@@ -14,8 +14,8 @@ from airflow_delay_provider.domain.message import Message
 from benchmarks.kafka_dispatch import PAYLOAD_BYTES, STORE
 from benchmarks.kafka_node import Node, config_of
 from benchmarks.kafka_raw import RawProducer
+from benchmarks.kafka_reading import read_all
 from benchmarks.measuring import Results, expect, rate, say
-from tests.kafkas import read_all
 
 #: Messages of one call.
 BATCH = 10_000
@@ -36,7 +36,9 @@ def measure(
     with node.topics(1) as (topic,), KafkaBroker(config_of(settings)) as broker:
         ways = _ways(node, broker, topic)
         for repeat in range(-1, repeats):
-            say(f"schedule: {messages} messages, " + (f"repeat {repeat + 1}/{repeats}" if repeat >= 0 else "to warm up"))
+            say(
+                f"schedule: {messages} messages, " + (f"repeat {repeat + 1}/{repeats}" if repeat >= 0 else "to warm up")
+            )
             for name, prepare in ways.items():
                 found = _run(prepare, messages if repeat >= 0 else min(messages, BATCH))
                 if repeat >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import signal
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--instance")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(levelname)s %(message)s")
+    # Where it is, for those who wonder why it does not go on.
+    faulthandler.register(signal.SIGUSR1)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with KafkaBroker(config_of(args.config)) as broker:

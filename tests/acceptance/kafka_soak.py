@@ -218,10 +218,10 @@ class Dispatcher:
         self.process.wait()
 
     def stop(self, seconds: float = 60) -> bool:
-        """Ask it to end and return whether it did."""
+        """Ask it to end and return whether it did; one that has hardly begun ends by the signal itself."""
         self.process.terminate()
         try:
-            return self.process.wait(seconds) == 0
+            return self.process.wait(seconds) in (0, -signal.SIGTERM)
         except subprocess.TimeoutExpired:
             self.kill()
             return False
@@ -399,6 +399,7 @@ def _disturb(work: Soak, broker: KafkaCluster, crew: Crew, publishing: threading
                 time.sleep(source.uniform(0, 5))
                 broker.start_again()
                 figures.broker_down.append((down, now_ms()))
+                started += (now_ms() - down) / 1000
             work.tell(f"broker killed; up again after {(now_ms() - down) / 1000:.1f} s")
 
 

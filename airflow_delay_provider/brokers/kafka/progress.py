@@ -74,7 +74,10 @@ class Progress:
         if not self.open:
             return ""
         low = self.low
-        return f"{self.next - low}:{min(_bitmap(self.open, low), _steps(self.open, low), key=len)}"
+        span = self.next - low
+        # The shorter one as a rule, and never a bitmap of a wide gap.
+        write = _bitmap if 8 * len(self.open) > span else _steps
+        return f"{span}:{write(self.open, low)}"
 
 
 def progress_of(committed: Committed, starts: Mapping[tuple[str, int], int]) -> Progress:

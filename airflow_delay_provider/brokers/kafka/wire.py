@@ -41,8 +41,8 @@ CHANGE = "delay-change"
 REASON = "delay-reason"
 
 Headers = list[tuple[str, bytes]]
-#: What a topic may be called.
-CHANNEL_FORM = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: What a topic may be called that is a channel.
+CHANNEL_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
 MAX_REASON_LENGTH = 2000
 MAX_HEADERS_BYTES = 100_000
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
@@ -156,9 +156,11 @@ def check_message(message: Message) -> None:
 
 def check_channel(channel: str) -> None:
     """Refuse what cannot be the name of a topic."""
-    if not CHANNEL_FORM.fullmatch(channel) or channel in (".", ".."):
+    if not CHANNEL_FORM.fullmatch(channel):
         raise InvalidMessageError(
-            "channel", f"{channel!r} cannot be a Kafka topic", "use 1-249 letters, digits and . _ -"
+            "channel",
+            f"{channel!r} cannot be a Kafka topic",
+            "use 1-249 letters, digits and . _ - starting with a letter, digit or _",
         )
 
 
@@ -248,17 +250,17 @@ def read_message(
         id=message_id if 1 <= len(message_id) <= 255 and message_id.isprintable() else position,
         channel=channel if channel and CHANNEL_FORM.fullmatch(channel) else topic,
         payload=value or b"",
-        deliver_at=from_ms(_count(given.get(DELIVER_AT)) or max(timestamp_ms, 0)),
+        deliver_at=_moment(given.get(DELIVER_AT), timestamp_ms),
         key=_text(key),
         headers=_users_headers(headers),
         content_type=content_type if 1 <= len(content_type) <= MAX_CONTENT_TYPE_LENGTH else DEFAULT_CONTENT_TYPE,
-        priority=_count(given.get(PRIORITY)),
+        priority=min(_count(given.get(PRIORITY)), MAX_PRIORITY),
         handled_count=_count(given.get(HANDLED_COUNT)),
         origin=_origin(_parsed(given.get(ORIGIN))),
     )
     return Wired(
         message=message,
-        scheduled_at=from_ms(_count(given.get(SCHEDULED_AT)) or max(timestamp_ms, 0)),
+        scheduled_at=_moment(given.get(SCHEDULED_AT), timestamp_ms),
         change=Change(change) if change in (Change.REQUEUED, Change.DEAD_LETTERED) else None,
         reason=_text(given.get(REASON)) or None,
     )
@@ -333,13 +335,22 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _count(value: bytes | None) -> int:
-    return int(value) if value is not None and value.isdigit() and len(value) < 16 else 0
+    """Return a number that an envelope has room for; 0 for anything else."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 10 else 0
+
+
+def _moment(value: bytes | None, otherwise_ms: int) -> datetime:
+    """Return a time given in milliseconds; for anything else, when the record was written."""
+    try:
+        return from_ms(int(value or b""))
+    except (ValueError, OverflowError):
+        return from_ms(max(otherwise_ms, 0))
 
 
 def _parsed(value: bytes | None) -> Any:
     try:
         return json.loads(value) if value else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -351,5 +362,5 @@ def _origin(parts: Iterable[Any] | None) -> Origin | None:
     try:
         dag_id, run_id, task_id, map_index = parts or ()
         return Origin(dag_id=str(dag_id), run_id=str(run_id), task_id=str(task_id), map_index=int(map_index))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

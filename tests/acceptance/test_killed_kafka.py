@@ -1,0 +1,189 @@
+"""Dispatchers and brokers die while messages wait in Kafka: none lost, none twice, none early."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.domain.clock import ceil_ms
+from airflow_delay_provider.domain.message import Message
+from tests.acceptance.kafka_dispatcher import config_of
+from tests.acceptance.kafka_soak import Dispatcher, Soak, now_ms, read_to_end, soak
+from tests.kafkas import fresh_topic, private_cluster, require_kafka
+from tests.servers import component
+
+wait_for = partial(component.wait_for, seconds=90, interval=0.1)
+
+
+def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repeat_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D7, D11, D12, E1, E11, E12, B32"""
+    work = Soak(
+        messages=3_000,
+        seconds=25,
+        longest=20,
+        kills=4,
+        turns=3,
+        lanes=2,
+        channel_partitions=2,
+        seed=5,
+        tell=lambda _: None,
+    )
+    figures = soak(work, tmp_path)
+    with capsys.disabled():
+        print(f"\n{figures}")
+    assert figures.lost == []
+    assert figures.duplicates == []
+    assert figures.early == []
+    assert figures.strange == []
+    assert figures.wrong_in_journal == []
+    assert figures.still_waiting is None
+    assert figures.dead == 0
+    assert figures.failed_to_stop == 0
+    assert len(figures.broker_down) == 1
+
+
+class Scene:
+    """A ladder that dispatchers of the test's own climb, as processes."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self.bootstrap = bootstrap
+        self.given: dict[str, Any] = {
+            "bootstrap": bootstrap,
+            "settings": {"ladder": f"killed-{uuid4().hex[:8]}", "partitions": 2},
+        }
+        self.broker = KafkaBroker(config_of(self.given))
+        self.broker.create_topology()
+        self.channel = fresh_topic(bootstrap, partitions=2, message_timestamp_type="LogAppendTime")
+        self.scheduled: dict[str, Message] = {}
+        self._folder = folder
+        self._dispatchers: list[Dispatcher] = []
+
+    def dispatcher(self, instance: str | None = None) -> Dispatcher:
+        started = Dispatcher(self.given, self._folder, instance)
+        self._dispatchers.append(started)
+        return started
+
+    def schedule(self, count: int, *, first: float, last: float) -> None:
+        now = datetime.now(UTC)
+        batch = [
+            Message(
+                channel=self.channel,
+                payload=b"",
+                deliver_at=now + timedelta(seconds=first + (last - first) * number / count),
+            )
+            for number in range(count)
+        ]
+        self.broker.schedule(batch)
+        self.scheduled |= {message.id: message for message in batch}
+
+    def due_ms(self) -> int:
+        """When the last one is due."""
+        return max(ceil_ms(message.deliver_at) for message in self.scheduled.values())
+
+    def arrived(self) -> Counter[str]:
+        """How often each id lies in the channel; none may be early."""
+        found: Counter[str] = Counter()
+        for record in read_to_end(self.bootstrap, [self.channel]):
+            message_id = dict(record.headers() or [])["delay-id"].decode()
+            found[message_id] += 1
+            assert record.timestamp()[1] >= ceil_ms(self.scheduled[message_id].deliver_at)
+        return found
+
+    def close(self) -> None:
+        for each in self._dispatchers:
+            if each.is_running():
+                each.kill()
+        self.broker.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    opened = Scene(require_kafka(), tmp_path)
+    yield opened
+    opened.close()
+    with KafkaBroker(config_of(opened.given)) as broker:
+        # Killed dispatchers are members until they are missed.
+        wait_for(lambda: is_deleted(broker), what="the ladder is deleted", seconds=30)
+
+
+def is_deleted(broker: KafkaBroker) -> bool:
+    try:
+        broker.delete_topology(even_if_messages_wait=True)
+    except Exception as error:
+        if "group is not empty" in str(error):
+            return False
+        raise
+    return True
+
+
+def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: Scene) -> None:
+    """B32, D11, E12: what it had in memory is long due when it wakes, and another has delivered it."""
+    zombie = scene.dispatcher()
+    wait_for(lambda: zombie.lanes() == (0, 1), what="the first serves all lanes")
+    scene.schedule(1_000, first=1, last=15)
+    wait_for(scene.arrived, what="the first delivers")
+    zombie.process.send_signal(signal.SIGSTOP)
+    other = scene.dispatcher()
+    try:
+        wait_for(lambda: other.lanes() == (0, 1), what="the other has taken over")
+        wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_000, what="the other delivers all")
+        # Some that the zombie does not know of, while it looks around.
+        scene.schedule(500, first=0.5, last=6)
+    finally:
+        zombie.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: len(zombie.lanes()) == 1 and len(other.lanes()) == 1, what="they share the lanes")
+    wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_500, what="all are delivered")
+    assert zombie.stop()
+    assert other.stop()
+    assert set(scene.arrived()) == set(scene.scheduled)
+    assert set(scene.arrived().values()) == {1}
+
+
+def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene) -> None:
+    """D12: nobody has to wait until it is missed."""
+    scene.dispatcher("one").process.poll()
+    first = scene.dispatcher("two")
+    wait_for(lambda: len(first.lanes()) == 1, what="both serve a lane")
+    scene.schedule(600, first=0.1, last=9)
+    wait_for(lambda: len(scene.arrived()) > 50, what="they deliver")
+    first.kill()
+    killed_at = now_ms()
+    again = scene.dispatcher("two")
+    wait_for(lambda: again.lanes() == first.lanes(), what="it has its lane again", interval=0.02)
+    assert now_ms() - killed_at < 8_000, "as long as the others would have needed to miss it"
+    wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 600, what="all are delivered")
+    assert set(scene.arrived().values()) == {1}
+
+
+def test_a_cluster_that_loses_a_node_loses_no_message_and_delays_few(tmp_path: Path) -> None:
+    """D11, D12, E1: leaders move to other nodes, for messages, the group, transactions and the metadata."""
+    with private_cluster(tmp_path) as cluster:
+        scene = Scene(cluster.bootstrap, tmp_path)
+        try:
+            dispatchers = [scene.dispatcher(), scene.dispatcher()]
+            wait_for(lambda: all(len(each.lanes()) == 1 for each in dispatchers), what="both serve a lane")
+            scene.schedule(1_000, first=1, last=25)
+            wait_for(scene.arrived, what="they deliver")
+            for number in (1, 2):
+                cluster.kill(number)
+                scene.schedule(200, first=1, last=10)
+                so_far = len(scene.arrived())
+                wait_for(lambda so_far=so_far: len(scene.arrived()) > so_far, what="they deliver without the node")
+                cluster.start_again(number)
+            wait_for(lambda: len(scene.arrived()) == 1_400, what="all are delivered")
+            assert set(scene.arrived()) == set(scene.scheduled)
+            assert set(scene.arrived().values()) == {1}
+            assert [each.stop() for each in dispatchers] == [True, True]
+        finally:
+            scene.close()
