@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 
 from airflow_delay_provider.brokers.base import (
     DEFAULT_VISIBILITY,
@@ -82,18 +83,20 @@ class KafkaBroker(Broker, Provisioned, Climbed):
                 f"Kafka cannot tell whether an id is taken, so {on_conflict.value!r} cannot be kept",
                 'use on_conflict="keep", or hold="ledger" for this message or connection',
             )
-        now_ms = floor_ms(self.clock.now())
         self._prepare(messages)
-        waiting = {message.id for message in messages if ceil_ms(message.deliver_at) > now_ms}
-        self._publish(
-            [self._held(each, ceil_ms(each.deliver_at), now_ms) for each in messages if each.id in waiting],
-            [each for each in messages if each.id not in waiting],
-            now_ms,
-        )
-        return [
-            Receipt(message_id=each.id, outcome=Outcome.SCHEDULED if each.id in waiting else Outcome.DISPATCHED)
-            for each in messages
-        ]
+        now_ms = floor_ms(self.clock.now())
+        waiting, due, receipts = list[tuple[Message, int]](), list[Message](), list[Receipt]()
+        for message in messages:
+            until_ms = ceil_ms(message.deliver_at)
+            if until_ms > now_ms:
+                waiting.append((message, until_ms))
+                receipts.append(Receipt(message_id=message.id, outcome=Outcome.SCHEDULED))
+            else:
+                due.append(message)
+                receipts.append(Receipt(message_id=message.id, outcome=Outcome.DISPATCHED))
+        # Written while the first ones are on their way.
+        self._publish((self._held(message, until_ms, now_ms) for message, until_ms in waiting), due, now_ms)
+        return receipts
 
     def _send(self, messages: Sequence[Message]) -> list[Receipt]:
         for message in messages:
@@ -111,28 +114,13 @@ class KafkaBroker(Broker, Provisioned, Climbed):
         if not messages:
             return
         try:
+            facts = {channel: self._facts_of(channel) for channel in {message.channel for message in messages}}
             for message in messages:
-                self._require_fitting(message)
+                _require_fitting(message, facts[message.channel])
             self._require_ladder()
         except BrokerError as error:
             error.unconfirmed = tuple(message.id for message in messages)
             raise
-
-    def _require_fitting(self, message: Message) -> None:
-        facts = self._facts_of(message.channel)
-        size = len(message.payload) + OVERHEAD_BYTES
-        most = min(facts.max_message_bytes, MAX_RECORD_BYTES)
-        if size + sum(len(name) + len(value) for name, value in message.headers.items()) > most:
-            raise PayloadError(
-                "payload",
-                f"message {message.id!r} of {len(message.payload)} bytes does not fit into topic {message.channel!r},"
-                f" which takes {most} with all headers",
-                "send a reference to the data, or raise max.message.bytes of the topic",
-            )
-        if facts.is_compacted and message.key is None:
-            raise InvalidMessageError(
-                "key", f"topic {message.channel!r} is compacted and takes no message without one", "give a key"
-            )
 
     def _facts_of(self, channel: str) -> ChannelFacts:
         known = self._channels.get(channel)
@@ -177,7 +165,7 @@ class KafkaBroker(Broker, Provisioned, Climbed):
 
     def _publish(
         self,
-        waiting: Sequence[Outgoing],
+        waiting: Iterable[Outgoing],
         due: Sequence[Message],
         now_ms: int,
         *,
@@ -202,7 +190,7 @@ class KafkaBroker(Broker, Provisioned, Climbed):
             for message in due
         ]
         try:
-            publish(self._link, [*waiting, *direct])
+            publish(self._link, chain(waiting, direct))
         except BrokerError as error:
             self._tell([each for each in due if each.id not in error.unconfirmed], now_ms, change, reason)
             raise
@@ -353,3 +341,22 @@ class KafkaBroker(Broker, Provisioned, Climbed):
     def close(self) -> None:
         self._receiver.close()
         self._link.close()
+
+
+def _require_fitting(message: Message, facts: ChannelFacts) -> None:
+    """Refuse a message that its channel would not take."""
+    size = len(message.payload) + OVERHEAD_BYTES
+    most = min(facts.max_message_bytes, MAX_RECORD_BYTES)
+    if message.headers:
+        size += sum(len(name) + len(value) for name, value in message.headers.items())
+    if size > most:
+        raise PayloadError(
+            "payload",
+            f"message {message.id!r} of {len(message.payload)} bytes does not fit into topic {message.channel!r},"
+            f" which takes {most} with all headers",
+            "send a reference to the data, or raise max.message.bytes of the topic",
+        )
+    if facts.is_compacted and message.key is None:
+        raise InvalidMessageError(
+            "key", f"topic {message.channel!r} is compacted and takes no message without one", "give a key"
+        )

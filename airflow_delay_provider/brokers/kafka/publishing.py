@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as KafkaMessage
 
 from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
-from airflow_delay_provider.brokers.kafka.wire import Headers
+from airflow_delay_provider.brokers.kafka.wire import Headers, message_id_of
 from airflow_delay_provider.exceptions import BrokerError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Outgoing(NamedTuple):
     key: bytes | None
     #: -1 is the one of its key.
     partition: int = -1
+    #: None is a record of the ladder, whose key tells its id.
     headers: Headers | None = None
 
 
@@ -35,23 +37,22 @@ def publish(link: Link, records: Iterable[Outgoing]) -> None:
     """
     producer, failed, sent = link.producer(), dict[str, KafkaError](), list[str]()
 
-    def on_failure(message_id: str) -> Any:
+    def note_held(error: KafkaError | None, record: KafkaMessage) -> None:
+        if error is not None:
+            failed[message_id_of(record.key())] = error
+
+    def note(message_id: str) -> Callable[[KafkaError | None, KafkaMessage], None]:
         return lambda error, _record: failed.__setitem__(message_id, error) if error is not None else None
 
     try:
-        for record in records:
-            sent.append(record.message_id)
-            options: dict[str, Any] = {"headers": record.headers} if record.headers else {}
+        for message_id, topic, value, key, partition, headers in records:
+            sent.append(message_id)
             while True:
                 try:
-                    producer.produce(
-                        record.topic,
-                        record.value,
-                        record.key,
-                        record.partition,
-                        on_delivery=on_failure(record.message_id),
-                        **options,
-                    )
+                    if headers is None and key is not None:
+                        producer.produce(topic, value, key, partition, note_held)
+                    else:
+                        producer.produce(topic, value, key, partition, note(message_id), headers=headers or [])
                 except BufferError:
                     producer.poll(0.05)
                 else:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -143,6 +144,8 @@ def check_message(message: Message) -> None:
     check_channel(message.channel)
     if not 0 <= message.priority <= MAX_PRIORITY:
         raise InvalidMessageError("priority", f"{message.priority} is out of range", f"use 0 to {MAX_PRIORITY}")
+    if not message.headers and not message.key:
+        return
     size = len((message.key or "").encode())
     for name, value in message.headers.items():
         if _is_reserved(name):
@@ -154,6 +157,7 @@ def check_message(message: Message) -> None:
         )
 
 
+@lru_cache(maxsize=1000)
 def check_channel(channel: str) -> None:
     """Refuse what cannot be the name of a topic."""
     if not CHANNEL_FORM.fullmatch(channel):
@@ -172,6 +176,11 @@ def write_key(held_until_ms: int, message_id: str) -> bytes:
     return _HELD_UNTIL.pack(max(0, held_until_ms)) + message_id.encode()
 
 
+def message_id_of(key: bytes) -> str:
+    """Return the id of an envelope."""
+    return key[8:].decode()
+
+
 def held_until_ms(key: bytes) -> int:
     """Return the moment until which an envelope is held."""
     return int.from_bytes(key[:8], "big")
@@ -181,7 +190,7 @@ def write_envelope(message: Message, *, now_ms: int, change: Change | None = Non
     """Return the value of an envelope."""
     channel, content_type = message.channel.encode(), message.content_type.encode()
     key = b"" if message.key is None else message.key.encode()
-    more = _more(message, reason)
+    more = b"" if not message.headers and message.origin is None and reason is None else _more(message, reason)
     head = _HEAD.pack(
         _ENVELOPE_VERSION,
         _CHANGE_CODES[change],
@@ -205,8 +214,6 @@ def moved_envelope(value: bytes, deliver_at_ms: int) -> bytes:
 
 
 def _more(message: Message, reason: str | None) -> bytes:
-    if not message.headers and message.origin is None and reason is None:
-        return b""
     more: dict[str, Any] = {}
     if message.headers:
         more["headers"] = dict(message.headers)
