@@ -158,8 +158,7 @@ class Dispatcher:
         self._transaction = Transaction(kafka)
         topology = kafka.topology
         sources = {
-            topic: Source(topic, topology.hold_of(topic) or 0, kafka.progress(topic))
-            for topic in sorted(kafka.logs)
+            topic: Source(topic, topology.hold_of(topic) or 0, kafka.progress(topic)) for topic in sorted(kafka.logs)
         }
         self.lane = Lane(
             kafka.lane,

@@ -19,7 +19,8 @@ from airflow_delay_provider.brokers.kafka import lane, progress, wire
 from airflow_delay_provider.brokers.kafka.lane import Lane, Source
 from airflow_delay_provider.brokers.kafka.progress import Progress
 from airflow_delay_provider.domain.lifecycle import Change
-from tests.unit.brokers.kafka.model import Dispatcher, Transaction
+from tests.unit.brokers.kafka.bench import Bench
+from tests.unit.brokers.kafka.model import MAX_NOTE, Dispatcher, Transaction
 from tests.unit.brokers.kafka.model_run import RandomRun
 from tests.unit.brokers.kafka.model_verdict import find_violations
 
@@ -79,6 +80,23 @@ def test_all_promises_hold_when_there_is_hardly_any_room(
     assert first_violation(range(RUNS // 2)) is None
 
 
+def test_in_a_crowd_notes_fit_and_nothing_is_lost_or_doubled_by_a_crash() -> None:
+    """D6, D11, E12"""
+    bench, random = Bench(), Random(1)
+    delays_ms = {f"m{number}": random.randrange(2_400) for number in range(6_000)}
+    for message_id, delay_ms in delays_ms.items():
+        bench.schedule(message_id, delay_ms)
+        bench.kafka.logs[bench.topology.inbox].skip(random.choice((0, 0, 1, 30)))
+    for crash_ms in (500, 1_000, 1_500, 2_000):
+        bench.pass_to(crash_ms)
+        bench.restart()
+    bench.pass_to(2_400)
+    assert dict(bench.delivered) == delays_ms
+    assert len(bench.delivered) == len(delays_ms)
+    assert [at_ms for _, at_ms in bench.delivered] == sorted(delays_ms.values())
+    assert MAX_NOTE // 2 < bench.kafka.longest_note <= MAX_NOTE
+
+
 def test_the_random_lives_contain_everything_that_can_happen() -> None:
     """Otherwise they would prove nothing."""
     seen: set[str] = set()
@@ -126,7 +144,7 @@ def _never_again(step: Callable[..., None]) -> Callable[..., None]:
 
 
 def forget_recalls(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Transaction, "remember", lambda _self, _place, *, recalled: None)
+    patch.setattr(Transaction, "remember", lambda *_arguments, **_options: None)
 
 
 def believe_that_everything_waits(patch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,7 @@ def test_a_record_cannot_end_twice() -> None:
 
 
 @given(st.lists(st.tuples(gaps, st.booleans(), st.integers(0, 50)), max_size=60), st.integers(0, 10**12))
-def test_whoever_goes_on_handles_exactly_what_is_not_done(
-    steps: list[tuple[int, bool, int]], start: int
-) -> None:
+def test_whoever_goes_on_handles_exactly_what_is_not_done(steps: list[tuple[int, bool, int]], start: int) -> None:
     """D11, D12: at any moment, whatever was begun and ended in whatever order."""
     progress, offset, open_offsets, ended = Progress(start), start, list[int](), set[int]()
     for gap, ends_one, which in steps:

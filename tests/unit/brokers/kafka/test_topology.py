@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -118,7 +119,7 @@ def test_rungs_grow_exponentially() -> None:
 def test_what_is_put_into_a_rung_has_less_than_two_of_its_rests_ahead(radix: int) -> None:
     """Of all but the longest, which are longer than half of what the ladder covers; ``Source.turn_ms`` counts on it."""
     holds_ms = Topology(radix=radix).ladder.holds_ms
-    assert all(longer <= 2 * hold for hold, longer in zip(holds_ms, holds_ms[1:], strict=False))
+    assert all(longer <= 2 * hold for hold, longer in pairwise(holds_ms))
     assert COVER_MS // 2 < holds_ms[-1] <= 4 * COVER_MS
 
 

@@ -62,7 +62,8 @@ any_headers = st.lists(st.tuples(st.sampled_from(OURS) | texts, values), max_siz
 
 
 def make(**options: Any) -> Message:
-    return Message(**{"id": "m1", "channel": "orders", "payload": b"x", "deliver_at": DUE} | options)
+    given: dict[str, Any] = {"id": "m1", "channel": "orders", "payload": b"x", "deliver_at": DUE}
+    return Message(**given | options)
 
 
 def envelope_of(message: Message, **options: Any) -> wire.Envelope:
@@ -71,14 +72,14 @@ def envelope_of(message: Message, **options: Any) -> wire.Envelope:
 
 
 def read(headers: wire.Headers | None, **options: Any) -> wire.Wired:
-    given = {"topic": "orders", "position": "orders-0-7", "key": None, "value": b"x", "timestamp_ms": NOW_MS} | options
-    return wire.read_message(headers=headers, **given)
+    given: dict[str, Any] = {"topic": "orders", "position": "orders-0-7", "key": None, "value": b"x"}
+    return wire.read_message(headers=headers, **{"timestamp_ms": NOW_MS} | given | options)
 
 
 def request(headers: Mapping[str, bytes | str], **options: Any) -> Message:
     listed = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers.items()]
-    given = {"position": "inbox-0-7", "key": b"k", "value": b"x", "timestamp_ms": NOW_MS} | options
-    return wire.read_request(headers=listed, **given)
+    given: dict[str, Any] = {"position": "inbox-0-7", "key": b"k", "value": b"x", "timestamp_ms": NOW_MS}
+    return wire.read_request(headers=listed, **given | options)
 
 
 # -- in the ladder -------------------------------------------------------------------------------------------------
@@ -143,9 +144,7 @@ def test_a_message_is_read_from_its_channel_as_it_was_given(message: Message) ->
 @given(messages, texts)
 def test_a_dead_letter_says_where_it_belongs_and_why_it_is_dead(message: Message, reason: str) -> None:
     """A15, A25"""
-    headers = wire.write_headers(
-        message, now_ms=NOW_MS, topic="graveyard", change=Change.DEAD_LETTERED, reason=reason
-    )
+    headers = wire.write_headers(message, now_ms=NOW_MS, topic="graveyard", change=Change.DEAD_LETTERED, reason=reason)
     wired = read(headers, topic="graveyard")
     assert (wired.message.channel, wired.change, wired.reason) == (
         message.channel,
@@ -202,7 +201,10 @@ def test_anybody_schedules_by_headers_at_a_time_or_after_a_delay(header: str, va
         ({wire.CHANNEL: "", wire.DELIVER_AT: "5"}, "delay-channel: is missing"),
         ({wire.CHANNEL: "a b", wire.DELIVER_AT: "5"}, "channel: 'a b' cannot be a Kafka topic"),
         ({wire.CHANNEL: "..", wire.DELIVER_AT: "5"}, "channel: '..' cannot be a Kafka topic"),
-        ({wire.CHANNEL: "-x", wire.DELIVER_AT: "5"}, "channel: '-x' cannot be a Kafka topic; .* starting with a letter"),
+        (
+            {wire.CHANNEL: "-x", wire.DELIVER_AT: "5"},
+            "channel: '-x' cannot be a Kafka topic; .* starting with a letter",
+        ),
         ({wire.CHANNEL: "orders"}, "delay-deliver-at: is missing; give either"),
         ({wire.CHANNEL: "orders", wire.DELIVER_AT: "5", wire.DELIVER_AFTER_MS: "5"}, "delay-deliver-after-ms is given"),
         ({wire.CHANNEL: "orders", wire.DELIVER_AT: "tomorrow"}, "deliver_at: 'tomorrow' is not a time"),

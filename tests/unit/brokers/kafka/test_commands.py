@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_delay_provider.brokers.kafka.commands import Command, Place
+from airflow_delay_provider.domain.lifecycle import Change
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+topics = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True)
+places = st.builds(Place, topic=topics, lane=st.integers(0, 999), offset=st.integers(0, 2**62))
+commands = st.builds(
+    Command,
+    id=texts,
+    change=st.sampled_from(Change),
+    message_id=texts,
+    channel=texts,
+    place=places,
+    deliver_at_ms=st.integers(-(2**62), 2**62),
+    envelope=st.binary(max_size=60),
+)
+
+
+@given(commands)
+def test_a_command_is_read_as_it_was_written(command: Command) -> None:
+    """A27, E10: with the message it moves."""
+    assert Command.read(command.write()) == command
+
+
+@given(places)
+def test_a_place_is_remembered_by_its_key(place: Place) -> None:
+    assert Place.from_key(place.key(), place.lane) == place
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x00\x00\x00",
+        b"\x00\x00\x00\x02{}",
+        b"\x00\x00\x00\x02[]",
+        b"\xff\xff\xff\xff{}",
+        b'\x00\x00\x00\x09{"id": 1}',
+        b"some words that somebody wrote",
+    ],
+)
+def test_what_is_no_command_is_refused(value: bytes) -> None:
+    with pytest.raises(ValueError, match="not a command"):
+        Command.read(value)
+
+
+@given(st.binary(max_size=80), commands, st.integers(0, 200))
+def test_damaged_commands_are_refused_or_read_and_nothing_else(noise: bytes, command: Command, cut: int) -> None:
+    """B37"""
+    for value in (noise, command.write()[:cut]):
+        with suppress(ValueError):
+            assert Command.read(value).write()
