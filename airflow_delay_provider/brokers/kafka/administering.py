@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 
 from airflow_delay_provider.brokers.base import Finding
 from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, code_of
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.exceptions import ConfigurationError, MessagesWaitError
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
-
     from airflow_delay_provider.brokers.kafka.link import Link
     from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
 
@@ -122,10 +120,15 @@ def _find_wrong(link: Link, topology: Topology, there: Mapping[str, int]) -> Ite
 
 
 def delete(link: Link, topology: Topology) -> None:
-    """Delete all topics of the ladder and its group's memory."""
-    names = [
-        name for name in partition_counts(link) if name.startswith(f"{topology.prefix}.") and _is_of(topology, name)
-    ]
+    """Delete all topics of the ladder, but for dead letters, and what its dispatchers have done.
+
+    Refused while a dispatcher runs, before anything is gone.
+    """
+    _require_no_dispatcher(link, topology)
+    there = partition_counts(link)
+    names = [name for name in there if _is_of(topology, name)]
+    if topology.dead in names and _has_records(link, topology.dead, there[topology.dead]):
+        names.remove(topology.dead)
     if names:
         for name, future in link.admin().delete_topics(names, operation_timeout=ASK_SECONDS).items():
             try:
@@ -140,6 +143,26 @@ def delete(link: Link, topology: Topology) -> None:
         except KafkaException as error:
             if code_of(error) not in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
                 raise link.failure(error, f"deleting group {topology.dispatch_group}") from error
+
+
+def _require_no_dispatcher(link: Link, topology: Topology) -> None:
+    group = topology.dispatch_group
+    try:
+        members = link.admin().describe_consumer_groups([group], request_timeout=ASK_SECONDS)[group].result().members
+    except KafkaException as error:
+        if code_of(error) in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
+            return
+        raise link.failure(error, f"looking for dispatchers of {topology.prefix}") from error
+    if members:
+        raise MessagesWaitError(
+            f"{link.config.name}: {len(members)} dispatchers serve the ladder {topology.prefix}; stop them first; one"
+            " with --instance counts for 10 s more"
+        )
+
+
+def _has_records(link: Link, topic: str, partitions: int) -> bool:
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    return log_starts(link, places) != log_ends(link, places)
 
 
 def rungs(link: Link, topology: Topology) -> dict[str, int]:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: A dispatcher that is gone for so long loses its lanes to others, and its open transaction is undone.
 GONE_SECONDS = 10
+#: One that runs and does not go on for so long loses its lanes too.
+STUCK_SECONDS = 60
 #: How long a new dispatcher may have to wait for the transaction of one that was killed.
 TAKE_OVER_SECONDS = 90.0
 #: Steps of one lane between two looks at the others.
@@ -89,7 +91,7 @@ class KafkaClimber(Climber):
         return 0.0
 
     def close(self) -> None:
-        """Commit what is begun and leave the group, so that others take over at once."""
+        """Commit what is begun and leave the group, so that others take over; a named one is waited for, 10 s."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             # Lanes are given back, and so committed, while the consumer leaves.
@@ -154,7 +156,8 @@ class KafkaClimber(Climber):
         inner = error.args[0]
         log.warning("%s: what is not committed is undone and done again: %s", self._link.config.name, inner.str())
         try:
-            if inner.fatal():
+            # What can be gone on with was, for as long as it may take: a new producer is quicker than more of that.
+            if inner.fatal() or inner.retriable():
                 raise error
             outlet.abort()
             self._load_lanes(consumer, consumer.assignment())
@@ -211,6 +214,8 @@ class KafkaClimber(Climber):
                 # Gives partition N of every topic to the same member, which makes it a lane.
                 "partition.assignment.strategy": "range",
                 "session.timeout.ms": GONE_SECONDS * 1000,
+                # All others wait for one that does not answer when lanes are shared anew.
+                "max.poll.interval.ms": STUCK_SECONDS * 1000,
                 "heartbeat.interval.ms": 2000,
                 "queued.min.messages": 5000,
                 "queued.max.messages.kbytes": 65_536,

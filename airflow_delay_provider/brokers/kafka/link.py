@@ -104,7 +104,7 @@ class Link:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return question()
+                answer = question()
             except KafkaException as error:
                 inner = error.args[0]
                 may_pass = isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _PASSING | _MOVED)
@@ -112,6 +112,9 @@ class Link:
                     raise self.failure(error, doing) from error
                 if inner.code() in _MOVED:
                     self.look_for_leaders()
+            else:
+                self.last_failure = None
+                return answer
             time.sleep(0.02)
 
     def look_for_leaders(self) -> None:
@@ -142,6 +145,7 @@ class Link:
 
 _PASSING = {
     KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
     KafkaError._WAIT_COORD,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,

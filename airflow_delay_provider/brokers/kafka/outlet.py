@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -28,7 +28,9 @@ JOURNAL_RECORD_BYTES = 500_000
 #: How long it is believed that a channel is there, or is not.
 BELIEVE_SECONDS = 30.0
 DOUBT_SECONDS = 5.0
-CALL_SECONDS = 20.0
+CALL_SECONDS = 10.0
+#: Why a channel cannot be written to; anything else that is said of it may pass.
+_LASTING = MISSING | DENIED | {KafkaError.TOPIC_EXCEPTION}
 #: Refused messages that are remembered; they are buried within moments.
 MAX_REFUSED = 10_000
 
@@ -45,7 +47,10 @@ class Refusals:
 
     def note(self, channel: str, message_id: bytes, error: KafkaError) -> None:
         """Learn from a record that was not stored."""
-        if error.code() in MISSING | DENIED:
+        if error.code() in MISSING:
+            # The library may be mistaken after a broker was started again: it is asked for before the next record.
+            self.channels.pop(channel, None)
+        elif error.code() in DENIED:
             self.channels[channel] = (time.monotonic() + BELIEVE_SECONDS, error.str())
         elif error.code() in UNFIT and channel in self.singly:
             if len(self.messages) >= MAX_REFUSED:
@@ -147,14 +152,14 @@ class TransactionalOutlet:
                 self._produce(self._topology.journal, value, None, lane)
         offsets = [TopicPartition(topic, lane, offset, note) for topic, lane, offset, note in progress]
         if offsets:
-            _until_done(lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS))
-        _until_done(lambda: self._producer.commit_transaction(CALL_SECONDS))
+            _until_done(lambda seconds: self._producer.send_offsets_to_transaction(offsets, group, seconds))
+        _until_done(self._producer.commit_transaction)
         self._reset()
 
     def abort(self) -> None:
         """Make everything since the last commit undone; while that fails, nothing new can be begun."""
         if self._begun_at is not None:
-            _until_done(lambda: self._producer.abort_transaction(CALL_SECONDS))
+            _until_done(self._producer.abort_transaction)
             self._reset()
 
     def give_up(self) -> None:
@@ -185,7 +190,7 @@ class TransactionalOutlet:
             return known[1]
         topics = self._producer.list_topics(channel, CALL_SECONDS).topics
         error = topics[channel].error if channel in topics else None
-        refusal = None if error is None else f"topic {channel}: {error.str()}"
+        refusal = f"topic {channel}: {error.str()}" if error is not None and error.code() in _LASTING else None
         believe = BELIEVE_SECONDS if refusal is None else DOUBT_SECONDS
         self._refusals.channels[channel] = (time.monotonic() + believe, refusal)
         return refusal
@@ -204,12 +209,15 @@ def _joined(entries: list[bytes]) -> Iterable[bytes]:
         yield b"".join(part)
 
 
-def _until_done(call: Any) -> None:
-    """Go on with a call that the library says can be gone on with."""
-    deadline = time.monotonic() + 3 * CALL_SECONDS
+def _until_done(call: Callable[[float], Any]) -> None:
+    """Go on with a call that the library says can be gone on with, for as long as a transaction may take.
+
+    The library has been seen to wait without end after a broker was started again, and the whole group waits with it.
+    """
+    deadline = time.monotonic() + CALL_SECONDS
     while True:
         try:
-            call()
+            call(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
                 raise

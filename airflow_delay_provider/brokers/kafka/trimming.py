@@ -55,14 +55,18 @@ class Trimmer:
             self._look_at_answers(STOP_SECONDS)
 
     def _look_at_answers(self, seconds: float) -> None:
+        failed = False
         for answer in self._answers:
             try:
                 answer.result(timeout=seconds)
             except KafkaException as error:
+                failed = True
                 self._note_refusal(error)
             except TimeoutError:
                 log.debug("The broker takes its time to remove records")
         self._answers = []
+        if failed and not self._is_denied:
+            self._link.look_for_leaders()
 
     def _note_refusal(self, error: KafkaException) -> None:
         if code_of(error) in DENIED and not self._is_denied:
