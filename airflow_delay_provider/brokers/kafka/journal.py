@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Message, TopicPartition
@@ -20,6 +22,8 @@ from airflow_delay_provider.exceptions import InvalidMessageError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
+
+log = logging.getLogger(__name__)
 
 #: How long a reader that has caught up waits for more.
 NEXT_SECONDS = 0.03
@@ -78,8 +82,8 @@ class JournalReader:
         entries: list[JournalEntry] = []
         while self._waiting and len(entries) < limit:
             noted, position = self._waiting.popleft()
-            if noted.change is not None:
-                entries.append(noted.entry(str(position)))
+            if noted.change is not None and (entry := _entry(noted, position)) is not None:
+                entries.append(entry)
         if entries:
             self._told = entries[-1].position
             self._memory.add(entries)
@@ -92,9 +96,10 @@ class JournalReader:
             found, start = self._memory.get(message_ids), self._start(self._told)
         wanted = {each.encode() for each in message_ids} - {each.encode() for each in found}
         for noted, position in self._scan(start) if wanted else ():
-            if noted.message_id in wanted and noted.change in FINAL_CHANGES:
+            is_wanted = noted.message_id in wanted and noted.change in FINAL_CHANGES
+            if is_wanted and (entry := _entry(noted, position)) is not None:
                 wanted.discard(noted.message_id)
-                found[noted.message_id.decode()] = noted.entry(str(position))
+                found[entry.message_id] = entry
         return found
 
     def answers(self, since: str, commands: Collection[str], *, seconds: float) -> dict[str, bool]:
@@ -184,6 +189,15 @@ class JournalReader:
         starts = administering.log_starts(self._link, places)
         ends = administering.stable_ends(self._link, places)
         return [(starts[self._topic, lane], ends[self._topic, lane]) for lane in lanes]
+
+
+def _entry(noted: Noted, position: Position) -> JournalEntry | None:
+    """Return an entry for a reader; None where somebody has scheduled what no message can be."""
+    try:
+        return noted.entry(str(position))
+    except (ValueError, OverflowError, StructError) as error:
+        log.warning("The journal tells of a message that cannot be read: %s", error)
+        return None
 
 
 def _entries_of(record: Message) -> Iterator[tuple[Noted, tuple[int, int]]]:

@@ -78,7 +78,7 @@ def record(ledger: Ledger, message_id: str) -> MessageRecord:
 def test_the_brokers_own_delay_is_preferred_unless_the_connection_or_the_caller_wants_the_ledger(
     define: Define, extra: dict[str, Any], hold: str | None, expected: type[object]
 ) -> None:
-    """A5, A6, A9, A20, A22"""
+    """A5, A6, A9, A20, A22, D2"""
     assert broker_of(define(**extra), hold) is expected
 
 

@@ -186,7 +186,7 @@ def test_a_restart_in_the_last_moments_changes_nothing(bench: Bench) -> None:
 
 
 def test_only_what_is_due_soon_is_in_memory(bench: Bench) -> None:
-    """D6, E6: of a thousand messages that rest, nothing is known but the heads of their rungs."""
+    """D5, D6, E6: of a thousand messages that rest, nothing is known but the heads of their rungs."""
     for number in range(1_000):
         bench.schedule(f"m{number}", HOUR_MS + number)
     bench.work()
