@@ -34,13 +34,14 @@ class Sizes:
     schedule_repeats: int = 5
     dispatch_messages: int = 60_000
     dispatch_repeats: int = 3
-    #: For each delay, and each delay is measured that many times longer.
+    #: For each delay; and the delays that are measured, times the one that is named.
     writes_messages: int = 200
     writes_factors: tuple[float, ...] = (0.75, 1.0)
-    radixes: tuple[int, ...] = kafka_writes.RADIXES
+    radixes: tuple[int, ...] = (2, 4, 16)
     idle_seconds: float = 4.0
     idle_repeats: int = 2
     lateness_seconds: float = 30.0
+    lateness_delays: tuple[float, float] = (3.0, 10.0)
     pending: int = 200_000
     restart_repeats: int = 3
 
@@ -52,10 +53,11 @@ QUICK = Sizes(
     dispatch_repeats=1,
     writes_messages=40,
     writes_factors=(1.0,),
-    radixes=(4, 16),
+    radixes=(4,),
     idle_seconds=1.0,
     idle_repeats=1,
-    lateness_seconds=3.0,
+    lateness_seconds=2.0,
+    lateness_delays=(1.0, 3.0),
     pending=10_000,
     restart_repeats=1,
 )
@@ -76,7 +78,7 @@ def run(node: Node, sizes: Sizes) -> Results:
         dispatch = kafka_dispatch.measure(
             node, ladders, found, messages=sizes.dispatch_messages, repeats=sizes.dispatch_repeats
         )
-        kafka_lateness.measure(node, ladders[4], found, seconds=sizes.lateness_seconds)
+        kafka_lateness.measure(node, ladders[4], found, seconds=sizes.lateness_seconds, delays=sizes.lateness_delays)
         kafka_writes.count(found)
         kafka_writes.measure(node, ladders, found, messages=sizes.writes_messages, factors=sizes.writes_factors)
         kafka_idle.measure(node, ladders, found, seconds=sizes.idle_seconds, repeats=sizes.idle_repeats)
@@ -87,7 +89,7 @@ def run(node: Node, sizes: Sizes) -> Results:
 
 def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> int:
     """Measure, print, write CSV and pictures; 1 when a message was early, lost, doubled or written too often."""
-    from benchmarks import kafka_aims, kafka_plots, results
+    from benchmarks import kafka_aims, kafka_plots, kafka_report, results
 
     parser = results.parser("kafka", "Measure the ladder in Kafka.")
     parser.add_argument("--pending", type=int, help="how many messages wait when a dispatcher is started")
@@ -109,7 +111,7 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
             "confluent-kafka": version("confluent-kafka"),
             "idle_cpu_percent": round(idle_share * 100, 1),
         }
-    found.measurements.sort(key=lambda m: kafka_plots.DESIGNS.index(m.store))
+    found.measurements.sort(key=lambda m: kafka_report.DESIGNS.index(m.store))
     results.write_csv(folder / "kafka.csv", found.measurements)
     results.write_machine(folder / "kafka_machine.json", software, quick=options.quick, load_at_begin=load_at_begin)
     kafka_plots.draw_all(found, folder)

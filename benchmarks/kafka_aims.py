@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks import kafka_dispatch, kafka_schedule
-from benchmarks.kafka_dispatch import STORE
 from benchmarks.kafka_lateness import RATES, SEEN
+from benchmarks.kafka_node import STORE
 from benchmarks.measuring import Measurement, Results
 from benchmarks.rabbitmq_aims import Aim
 from benchmarks.results import show

@@ -11,8 +11,7 @@ from typing import Any
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain.message import Message
-from benchmarks.kafka_dispatch import PAYLOAD_BYTES, STORE
-from benchmarks.kafka_node import Node, config_of
+from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of
 from benchmarks.kafka_processes import STOP, Usage, dispatch, started
 from benchmarks.kafka_reading import Seen, watch
 from benchmarks.measuring import Results, expect, percentile, say
@@ -20,17 +19,18 @@ from benchmarks.measuring import Results, expect, percentile, say
 RATES = (1000, 5000)
 #: How often the producer schedules what has come together.
 STEP_SECONDS = 0.02
-DELAY_SECONDS = (3.0, 10.0)
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 SEEN, WRITTEN = "seen by a consumer", "by the record's timestamp"
 
 
-def measure(node: Node, settings: Mapping[str, Any], results: Results, *, seconds: float) -> None:
+def measure(
+    node: Node, settings: Mapping[str, Any], results: Results, *, seconds: float, delays: tuple[float, float]
+) -> None:
     """Schedule, dispatch and consume at once, each in a process of its own."""
     for rate in RATES:
         say(f"lateness: {rate} messages/s for {seconds:g} s")
         messages = int(rate * seconds)
-        seen, achieved, shares = _run(node, settings, messages, rate, seconds)
+        seen, achieved, shares = _run(node, settings, messages, rate, delays)
         lateness = {
             SEEN: [each.seen_at - each.deliver_at for each in seen],
             WRITTEN: [float(each.written_at - each.deliver_at) for each in seen],
@@ -46,9 +46,9 @@ def measure(node: Node, settings: Mapping[str, Any], results: Results, *, second
 
 
 def _run(
-    node: Node, settings: Mapping[str, Any], messages: int, rate: int, seconds: float
+    node: Node, settings: Mapping[str, Any], messages: int, rate: int, delays: tuple[float, float]
 ) -> tuple[Sequence[Seen], float, Mapping[str, float]]:
-    patience = seconds + DELAY_SECONDS[1] + 60
+    patience = messages / rate + delays[1] + 60
     with (
         node.topics(1) as (channel,),
         started(dispatch, settings) as dispatcher,
@@ -60,7 +60,7 @@ def _run(
         watcher.hear()
         before: Usage = dispatcher.ask("usage")
         broker_before, begin = node.cpu_seconds, time.monotonic()
-        achieved = _produce(broker, channel, messages, rate)
+        achieved = _produce(broker, channel, messages, rate, delays)
         seen: list[Seen] = watcher.hear(patience)
         used: Usage = dispatcher.ask("usage")
         took, broker_used = time.monotonic() - begin, node.cpu_seconds - broker_before
@@ -70,19 +70,18 @@ def _run(
     return seen, achieved, shares
 
 
-def _produce(broker: KafkaBroker, channel: str, messages: int, rate: int) -> float:
+def _produce(broker: KafkaBroker, channel: str, messages: int, rate: int, delays: tuple[float, float]) -> float:
     """Schedule at a steady rate and return the rate that was achieved."""
-    delays = random.Random(1)
+    chance = random.Random(1)
     begin, scheduled = time.perf_counter(), 0
     while scheduled < messages:
         wanted = min(messages, int((time.perf_counter() - begin) * rate) + 1)
         now = datetime.now(UTC)
-        broker.schedule([_message(channel, now, delays) for _ in range(scheduled, wanted)])
+        broker.schedule([_message(channel, now, chance.uniform(*delays)) for _ in range(scheduled, wanted)])
         scheduled = wanted
         time.sleep(max(0.0, STEP_SECONDS - (time.perf_counter() - begin) % STEP_SECONDS))
     return messages / (time.perf_counter() - begin)
 
 
-def _message(channel: str, now: datetime, delays: random.Random) -> Message:
-    due = now + timedelta(seconds=delays.uniform(*DELAY_SECONDS))
-    return Message(channel=channel, payload=os.urandom(PAYLOAD_BYTES), deliver_at=due)
+def _message(channel: str, now: datetime, delay: float) -> Message:
+    return Message(channel=channel, payload=os.urandom(PAYLOAD_BYTES), deliver_at=now + timedelta(seconds=delay))

@@ -21,6 +21,9 @@ from tests.servers.kafka import Kafka
 
 #: Of all topics: the default of the provider.
 PARTITIONS = 4
+PAYLOAD_BYTES = 100
+#: What the ladder is called in the results that has the default radix, and where plain Kafka stands beside it.
+STORE = "radix 4"
 SECONDS = 30
 
 

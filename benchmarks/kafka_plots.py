@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.kafka_aims import LATENESS_MS
-from benchmarks.kafka_dispatch import STORE
+from benchmarks.kafka_node import STORE
 from benchmarks.kafka_report import DESIGNS
 from benchmarks.kafka_writes import DELAYS_MS
 from benchmarks.measuring import Measurement, Results
@@ -15,7 +15,7 @@ from benchmarks.plots import AIM_COLOR, BARE_COLOR, finish, panels
 from benchmarks.results import show
 
 OURS_COLOR = "#0b7285"
-DESIGN_COLORS = dict(zip(DESIGNS, ("#66d9e8", "#0b7285", "#364fc7", BARE_COLOR), strict=True))
+DESIGN_COLORS = dict(zip(DESIGNS, ("#99e9f2", "#0b7285", "#748ffc", "#364fc7", BARE_COLOR), strict=True))
 STYLES = (("-", "#0b7285"), (":", "#0b7285"), ("-", "#364fc7"), (":", "#364fc7"))
 
 

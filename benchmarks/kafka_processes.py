@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import resource
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
 from benchmarks.kafka_node import config_of
 from benchmarks.measuring import MismatchError
 
@@ -76,15 +79,17 @@ class Usage:
     @classmethod
     def of_this_process(cls) -> Usage:
         """Look at it now."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(cpu_seconds=used.ru_utime + used.ru_stime, peak_rss_mb=used.ru_maxrss / 1024)
+        # Not ru_maxrss: that begins with what the parent had.
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return cls(cpu_seconds=time.process_time(), peak_rss_mb=int(peak[1]) / 1024 if peak else math.nan)
 
 
 def dispatch(pipe: Connection, settings: Mapping[str, Any]) -> None:
     """A dispatcher in real time: says when it serves lanes, and its usage whenever it is asked or told to stop."""
     with KafkaBroker(config_of(settings)) as broker:
         climber = broker.open_climber()
-        while not climber._lanes:  # type: ignore[attr-defined] - KafkaClimber's own
+        assert isinstance(climber, KafkaClimber)
+        while not climber._lanes:
             climber.run_once()
         pipe.send(time.monotonic())
         while True:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.link import CONSUMER
 from airflow_delay_provider.brokers.kafka.wire import Headers
 from benchmarks.kafka_leaps import Arrived
@@ -37,6 +38,15 @@ class RawProducer:
             produce(topic, payload, on_delivery=note)
         self._producer.flush(60)
         expect("delivery reports", self._reported, len(payloads))
+
+    def request(self, inbox: str, channel: str, items: Sequence[tuple[str, bytes, int]]) -> None:
+        """Schedule by headers, as anybody may who can write to Kafka: id, payload and due time."""
+        self._reported, produce, note, where = 0, self._producer.produce, self._note, channel.encode()
+        for message_id, payload, due_ms in items:
+            headers = [(wire.ID, message_id.encode()), (wire.CHANNEL, where), (wire.DELIVER_AT, b"%d" % due_ms)]
+            produce(inbox, payload, headers=headers, on_delivery=note)
+        self._producer.flush(60)
+        expect("delivery reports", self._reported, len(items))
 
     def _note(self, error: Any, _record: Any) -> None:
         if error is not None:

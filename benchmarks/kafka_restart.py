@@ -11,8 +11,7 @@ from typing import Any
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain.message import Message
-from benchmarks.kafka_dispatch import PAYLOAD_BYTES, STORE
-from benchmarks.kafka_node import Node, config_of
+from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of
 from benchmarks.kafka_processes import STOP, Usage, Worker, dispatch, started
 from benchmarks.kafka_reading import Seen, watch
 from benchmarks.measuring import Results, expect, say

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from airflow_delay_provider.brokers.base import Outcome
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
-from benchmarks.kafka_dispatch import PAYLOAD_BYTES, STORE
-from benchmarks.kafka_node import Node, config_of
+from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of
 from benchmarks.kafka_raw import RawProducer
 from benchmarks.kafka_reading import read_all
 from benchmarks.measuring import Results, expect, rate, say
@@ -22,7 +23,7 @@ BATCH = 10_000
 #: Long enough that a dispatcher would only move them; none runs.
 DELAY_SECONDS = (60, 86_400)
 OURS, COMPOSED = "schedule", "schedule, messages composed inside"
-RAW = "raw produce"
+RAW, RAW_HEADERS = "raw produce", "raw produce with headers that schedule"
 
 Batch = Sequence[tuple[bytes, datetime]]
 
@@ -44,8 +45,9 @@ def measure(
                 if repeat >= 0:
                     rates.setdefault(name, []).append(found)
             written += messages if repeat >= 0 else min(messages, BATCH)
-        # Envelopes of both of our ways lie there, and nothing else.
-        expect("messages in the inbox", len(read_all(node.bootstrap, broker.topology.inbox, 2 * written)), 2 * written)
+        # All ways but the plain one write there, and nobody else does.
+        wanted = (len(ways) - 1) * written
+        expect("messages in the inbox", len(read_all(node.bootstrap, broker.topology.inbox, wanted)), wanted)
     for name, values in rates.items():
         base: dict[str, Any] = {} if name == RAW else {"ratio_to": RAW, "base": rates[RAW]}
         results.add(STORE, name, values, "messages/s", **base)
@@ -66,6 +68,10 @@ def _ways(node: Node, broker: KafkaBroker, channel: str) -> dict[str, Callable[[
         payloads = [payload for payload, _ in batch]
         return lambda: raw.produce(channel, payloads)
 
+    def prepare_headers(batch: Batch) -> Callable[[], object]:
+        items = [(str(uuid4()), payload, ceil_ms(due)) for payload, due in batch]
+        return lambda: raw.request(broker.topology.inbox, channel, items)
+
     def prepare_ours(batch: Batch) -> Callable[[], object]:
         messages = compose(batch)
         return lambda: schedule(messages)
@@ -73,7 +79,7 @@ def _ways(node: Node, broker: KafkaBroker, channel: str) -> dict[str, Callable[[
     def prepare_composed(batch: Batch) -> Callable[[], object]:
         return lambda: schedule(compose(batch))
 
-    return {RAW: prepare_raw, OURS: prepare_ours, COMPOSED: prepare_composed}
+    return {RAW: prepare_raw, RAW_HEADERS: prepare_headers, OURS: prepare_ours, COMPOSED: prepare_composed}
 
 
 def _run(prepare: Callable[[Batch], Callable[[], object]], n: int) -> float:

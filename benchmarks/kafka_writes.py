@@ -14,14 +14,14 @@ from typing import Any
 from airflow_delay_provider.brokers.kafka.topology import COVER_MS, Topology
 from airflow_delay_provider.domain.ladder import Ladder
 from benchmarks import kafka_buckets
-from benchmarks.kafka_dispatch import voyage, wait_for_lanes
 from benchmarks.kafka_leaps import climb, rests_of
 from benchmarks.kafka_node import Node, config_of
 from benchmarks.kafka_processes import STOP, started
+from benchmarks.kafka_runs import Runner, wait_for_lanes
 from benchmarks.measuring import Results, expect, say
 
 DELAYS_MS = {"5 s": 5_000, "5 min": 300_000, "1 h": 3_600_000, "24 h": 86_400_000, "30 d": 30 * 86_400_000}
-RADIXES = (2, 4, 16)
+RADIXES = (2, 4, 8, 16)
 BUCKETS = "buckets"
 SPREAD = 1000
 
@@ -51,6 +51,7 @@ def measure(
     factors: Sequence[float],
 ) -> None:
     """Let messages pass all their rests, and see that each is written as often as was counted."""
+    runner = Runner(node, idle_seconds=0.1)
     for radix, settings in sorted(ladders.items()):
         say(f"writes: radix {radix}, {len(DELAYS_MS) * len(factors)} delays of {messages} messages")
         ladder = config_of(settings).topology.ladder
@@ -60,7 +61,7 @@ def measure(
                 found = []
                 for factor in factors:
                     each_ms = round(delay_ms * factor)
-                    run = voyage(node, settings, [worker], messages, 0.0, delay_ms=each_ms)
+                    run = runner.travel(settings, [worker], messages, delay_ms=each_ms)
                     expect(f"writes of a message, radix {radix}, {each_ms} ms", run.writes, _writes(ladder, each_ms))
                     found.append(run.writes)
                 results.add(f"radix {radix}", f"writes measured, {name}", found, "writes/message")

@@ -73,7 +73,10 @@ class Climber(ABC):
 
     @abstractmethod
     def run_once(self) -> float:
-        """Do what there is to do now, in bounded time, and return the seconds until the next look."""
+        """Do what there is to do now, in bounded time, and return the seconds until the next look.
+
+        After an error it may be called again and begins anew with what is committed.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from airflow_delay_provider.brokers.base import Broker, Climbed, Climber
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class ClimbLadder:
     """Serves one connection. Several dispatchers that do so share its messages.
 
-    Whatever goes wrong, both clients are closed and the next run opens new ones: what was begun and not committed is
-    begun anew, by this dispatcher or by another.
+    Whatever goes wrong, what was begun and not committed is begun anew, by this dispatcher or by another. A climber
+    goes on after what may pass, with what it has learned; after anything else the connection is read again.
     """
 
     def __init__(self, context: Context, conn_id: str, open_broker: Callable[[str], Broker]) -> None:
@@ -31,8 +31,9 @@ class ClimbLadder:
         """Move on what is to be moved now."""
         try:
             return self._open().run_once()
-        except Exception:
-            self.close()
+        except Exception as error:
+            if not (isinstance(error, BrokerError) and error.may_pass):
+                self.close()
             raise
 
     def close(self) -> None:

@@ -102,14 +102,19 @@ class KafkaClimber(Climber):
     def _read(self, consumer: Consumer, wait: float) -> None:
         """Keep what is there, after waiting for the first record only.
 
-        Lanes may come and go within each call, so the first record is kept before the second one: later it could be
-        taken for one of the lanes that came.
+        Lanes may come and go within each call. What a call returns then may be of before: it is read again.
         """
         first = consumer.poll(wait)
-        if first is not None:
-            self._keep(first)
-            for record in consumer.consume(BATCH - 1, 0):
-                self._keep(record)
+        if first is None:
+            return
+        self._keep(first)
+        lanes = self._lanes
+        records = consumer.consume(BATCH - 1, 0)
+        if self._lanes is not lanes:
+            self._load_lanes(consumer, consumer.assignment())
+            return
+        for record in records:
+            self._keep(record)
 
     def _pause(self, outlet: TransactionalOutlet) -> float:
         """Return how long nothing has to be done."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -29,6 +31,7 @@ JOURNAL_RECORD_BYTES = 500_000
 BELIEVE_SECONDS = 30.0
 DOUBT_SECONDS = 5.0
 CALL_SECONDS = 10.0
+GRACE_SECONDS = 2.0
 #: Why a channel cannot be written to; anything else that is said of it may pass.
 _LASTING = MISSING | DENIED | {KafkaError.TOPIC_EXCEPTION}
 #: Refused messages that are remembered; they are buried within moments.
@@ -164,7 +167,7 @@ class TransactionalOutlet:
 
     def give_up(self) -> None:
         """Send nothing more. The broker undoes what is open when it has taken too long, or for the next of our name."""
-        self._producer.purge()
+        self._producer.purge(blocking=False)
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
@@ -210,16 +213,35 @@ def _joined(entries: list[bytes]) -> Iterable[bytes]:
 
 
 def _until_done(call: Callable[[float], Any]) -> None:
-    """Go on with a call that the library says can be gone on with, for as long as a transaction may take.
-
-    The library has been seen to wait without end after a broker was started again, and the whole group waits with it.
-    """
+    """Go on with a call that the library says can be gone on with, for as long as a transaction may take."""
     deadline = time.monotonic() + CALL_SECONDS
     while True:
         try:
-            call(max(0.1, deadline - time.monotonic()))
+            _returning(call, max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
                 raise
         else:
             return
+
+
+def _returning(call: Callable[[float], Any], seconds: float) -> None:
+    """Make a call that may not return, in a thread that is left behind then.
+
+    The library waits for a node that it has given up, whatever time it is given, when that was the group's coordinator
+    (librdkafka issue 5511): all dispatchers would wait with it, since lanes are shared by common consent.
+    """
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(call(seconds))
+        except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="delay-kafka-call", daemon=True).start()
+    try:
+        ended.result(seconds + GRACE_SECONDS)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, "the client library waits in vain", fatal=True)
+        raise KafkaException(error) from None

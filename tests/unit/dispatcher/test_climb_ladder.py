@@ -115,11 +115,23 @@ def test_the_climber_is_opened_once_runs_and_tells_what_it_dispatched(here: Ledg
     assert noted.dispatches == [({"orders": 2}, LATE_MS)] * 2
 
 
-def test_after_an_error_both_clients_are_closed_and_opened_anew(here: Ledger) -> None:
-    """B36"""
-    broken, good = LadderBroker(here, failure=BrokerError("gone")), LadderBroker(here)
-    loop = loop_on(here, broken, good)
+def test_after_an_outage_the_climber_goes_on_with_what_it_has_learned(here: Ledger) -> None:
+    """B34, B36"""
+    broker = LadderBroker(here, failure=BrokerError("gone"))
+    loop = loop_on(here, broker)
     with pytest.raises(BrokerError, match="gone"):
+        loop.run_once()
+    broker.failure = None
+    loop.run_once()
+    assert (broker.runs, broker.closed) == (1, [])
+
+
+@pytest.mark.parametrize("error", [BrokerError("denied", may_pass=False), RuntimeError("a defect")], ids=str)
+def test_after_any_other_error_both_clients_are_closed_and_opened_anew(here: Ledger, error: Exception) -> None:
+    """B36: a password may have been changed."""
+    broken, good = LadderBroker(here, failure=error), LadderBroker(here)
+    loop = loop_on(here, broken, good)
+    with pytest.raises(type(error), match=str(error)):
         loop.run_once()
     assert broken.closed == ["climber", "broker"]
     loop.run_once()
@@ -129,7 +141,7 @@ def test_after_an_error_both_clients_are_closed_and_opened_anew(here: Ledger) ->
 @pytest.mark.parametrize("failure", [BrokerError("gone already"), RuntimeError("a defect")], ids=str)
 def test_clients_that_do_not_close_hide_no_error_and_keep_nothing_open(here: Ledger, failure: Exception) -> None:
     """B36"""
-    broken = LadderBroker(here, failure=BrokerError("gone"), close_failure=failure)
+    broken = LadderBroker(here, failure=BrokerError("gone", may_pass=False), close_failure=failure)
     loop = loop_on(here, broken, LadderBroker(here))
     with pytest.raises(BrokerError, match=r"gone$"):
         loop.run_once()
