@@ -123,7 +123,7 @@ def test_after_an_outage_the_climber_goes_on_with_what_it_has_learned(here: Ledg
         loop.run_once()
     broker.failure = None
     loop.run_once()
-    assert (broker.runs, broker.closed) == (1, [])
+    assert (broker.runs, broker.closed) == (2, [])
 
 
 @pytest.mark.parametrize("error", [BrokerError("denied", may_pass=False), RuntimeError("a defect")], ids=str)
