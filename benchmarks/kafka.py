@@ -36,6 +36,7 @@ class Sizes:
     dispatch_repeats: int = 3
     #: For each delay; and the delays that are measured, times the one that is named.
     writes_messages: int = 200
+    writes_delays: tuple[str, ...] = tuple(kafka_writes.DELAYS_MS)
     writes_factors: tuple[float, ...] = (0.75, 1.0)
     radixes: tuple[int, ...] = (2, 4, 16)
     idle_seconds: float = 4.0
@@ -80,7 +81,14 @@ def run(node: Node, sizes: Sizes) -> Results:
         )
         kafka_lateness.measure(node, ladders[4], found, seconds=sizes.lateness_seconds, delays=sizes.lateness_delays)
         kafka_writes.count(found)
-        kafka_writes.measure(node, ladders, found, messages=sizes.writes_messages, factors=sizes.writes_factors)
+        kafka_writes.measure(
+            node,
+            ladders,
+            found,
+            messages=sizes.writes_messages,
+            delays=sizes.writes_delays,
+            factors=sizes.writes_factors,
+        )
         kafka_idle.measure(node, ladders, found, seconds=sizes.idle_seconds, repeats=sizes.idle_repeats)
         kafka_restart.measure(node, ladders[4], found, pending=sizes.pending, repeats=sizes.restart_repeats)
     kafka_aims.add_ratios(found, schedule=schedule, dispatch=dispatch)

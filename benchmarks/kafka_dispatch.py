@@ -23,9 +23,10 @@ def measure(
     """Run ours and the raw copies in turn, then other radixes; return the rates."""
     runner = Runner(node)
     found: dict[tuple[str, str], list[Run]] = {}
-    say(f"dispatch: {min(messages, WARM_UP)} messages each way to warm up")
-    for _ in _ways(runner, ladders, min(messages, WARM_UP)):
-        pass
+    if messages > WARM_UP:
+        say(f"dispatch: {WARM_UP} messages each way to warm up")
+        for _ in _ways(runner, ladders, WARM_UP):
+            pass
     for repeat in range(repeats):
         say(f"dispatch: {messages} messages each way, repeat {repeat + 1}/{repeats}")
         for store, name, run in _ways(runner, ladders, messages):

@@ -48,19 +48,20 @@ def measure(
     results: Results,
     *,
     messages: int,
+    delays: Sequence[str],
     factors: Sequence[float],
 ) -> None:
     """Let messages pass all their rests, and see that each is written as often as was counted."""
     runner = Runner(node, idle_seconds=0.1)
     for radix, settings in sorted(ladders.items()):
-        say(f"writes: radix {radix}, {len(DELAYS_MS) * len(factors)} delays of {messages} messages")
+        say(f"writes: radix {radix}, {len(delays) * len(factors)} delays of {messages} messages")
         ladder = config_of(settings).topology.ladder
         with started(climb, settings) as worker:
             wait_for_lanes([worker])
-            for name, delay_ms in DELAYS_MS.items():
+            for name in delays:
                 found = []
                 for factor in factors:
-                    each_ms = round(delay_ms * factor)
+                    each_ms = round(DELAYS_MS[name] * factor)
                     run = runner.travel(settings, [worker], messages, delay_ms=each_ms)
                     expect(f"writes of a message, radix {radix}, {each_ms} ms", run.writes, _writes(ladder, each_ms))
                     found.append(run.writes)

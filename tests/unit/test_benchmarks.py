@@ -4,21 +4,27 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
+from benchmarks import kafka as kafka_benchmark
+from benchmarks import kafka_aims, kafka_buckets, kafka_dispatch, kafka_schedule, kafka_writes, rabbitmq_aims
 from benchmarks import ledger as ledger_benchmark
 from benchmarks import rabbitmq as rabbitmq_benchmark
-from benchmarks import rabbitmq_aims
 from benchmarks.binary_ladder import BinaryLadder
 from benchmarks.databases import URL_VARIABLE
+from benchmarks.kafka_leaps import rests_of
+from benchmarks.kafka_report import DESIGNS, kafka_tables
 from benchmarks.ledger import Sizes
 from benchmarks.measuring import Results, percentile
 from benchmarks.rabbitmq_ways import BINARY, KOMBU, OFF, RAW
 from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import read_csv, read_machine
+from tests.kafkas import require_kafka
 from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
 from tests.rabbits import fresh_vhost
 
@@ -41,6 +47,22 @@ TINY_RABBITMQ = rabbitmq_benchmark.Sizes(
     delivery_seconds=0.05,
     delivery_repeats=1,
     idle_seconds=0.1,
+)
+TINY_KAFKA = kafka_benchmark.Sizes(
+    schedule_messages=20,
+    schedule_repeats=1,
+    dispatch_messages=20,
+    dispatch_repeats=1,
+    writes_messages=5,
+    writes_delays=("5 s", "5 min"),
+    writes_factors=(1.0,),
+    radixes=(4,),
+    idle_seconds=0.1,
+    idle_repeats=1,
+    lateness_seconds=0.05,
+    lateness_delays=(0.5, 1.0),
+    pending=20,
+    restart_repeats=1,
 )
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
@@ -168,4 +190,91 @@ def test_an_aim_is_met_or_it_is_said_that_it_is_not() -> None:
         "| quorum | rate: ours, journal off / binary ladder | >= 1.7 | 1.60 | 1.60 - 1.60 | times | **no** |",
         "| quorum | rate: ours, journal off / kombu, one by one | >= 15 | 20.0 | 20.0 - 20.0 | times | yes |",
         "| quorum | CPU: ours, journal off / binary ladder | <= 0.6 | 0.70 | 0.70 - 0.70 | times | **no** |",
+    ]
+
+
+def test_a_tiny_run_on_kafka_measures_everything_and_finds_all_counts_right(tmp_path: Path) -> None:
+    require_kafka()
+
+    assert kafka_benchmark.main(["--results", str(tmp_path)], sizes=TINY_KAFKA) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kafka.csv",
+        "kafka_cpu.png",
+        "kafka_lateness.png",
+        "kafka_machine.json",
+        "kafka_rates.png",
+        "kafka_writes.png",
+    ]
+    measurements = read_csv(tmp_path / "kafka.csv")
+    assert list(dict.fromkeys(m.store for m in measurements)) == list(DESIGNS)
+    tables = kafka_tables(measurements, read_machine(tmp_path / "kafka_machine.json"))
+    document = fill(DOCUMENT.read_text(), tables)
+    assert "| radix 4 | dispatch, 2 processes |" in document
+    assert "| writes for 1 h: mean / most | 6.9 / 11 | 5.6 / 7 | 4.6 / 5 | 3.9 / 4 | 12.5 / 20 |" in document
+
+
+def test_a_run_on_kafka_whose_records_are_not_confirmed_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_kafka()
+    monkeypatch.setattr("benchmarks.kafka_raw.RawProducer._note", lambda *_: None)
+
+    assert kafka_benchmark.main(["--results", str(tmp_path)], sizes=TINY_KAFKA) == 1
+
+    assert "error: delivery reports: found 0, wanted 20" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("radix", "holds"),
+    [
+        (2, [2_048_000, 1_024_000, 512_000, 8_000, 4_000, 2_000]),
+        (4, [2_048_000, 1_536_000, 8_000, 6_000]),
+        (16, [3_584_000, 14_000]),
+    ],
+)
+def test_an_hour_is_a_sum_of_rests_and_less_than_a_tick(radix: int, holds: list[int]) -> None:
+    assert rests_of(Topology(radix=radix).ladder, 3_600_000) == holds
+
+
+@pytest.mark.parametrize(
+    ("remaining_ms", "bucket"), [(0, 0), (999, 0), (1_000, 1), (1_999, 1), (2_000, 2), (9_200, 4), (256_000, 9)]
+)
+def test_buckets_of_the_seed_grow_exponentially(remaining_ms: int, bucket: int) -> None:
+    assert kafka_buckets.bucket_of(remaining_ms) == bucket
+
+
+def test_a_message_in_buckets_is_scanned_until_it_is_due() -> None:
+    # In bucket 0 every 100 ms, whenever the first scan comes.
+    assert {kafka_buckets.writes_of(500, Random(seed)) for seed in range(50)} == {5, 6}
+    assert kafka_buckets.writes_of(0, Random(1)) == 0
+
+
+def test_more_rungs_mean_fewer_writes() -> None:
+    results = Results()
+    kafka_writes.count(results)
+
+    def values(name: str) -> list[float]:
+        return [m.value for design in DESIGNS if (m := results.get(design, name)) is not None]
+
+    assert values("rungs") == [22, 33, 53, 83, 24]
+    for delay in kafka_writes.DELAYS_MS:
+        writes = values(f"writes counted, {delay}")
+        assert writes[-1] > writes[0] >= writes[1] >= writes[2] >= writes[3]
+
+
+def test_an_aim_for_kafka_is_met_or_it_is_said_that_it_is_not() -> None:
+    results = Results()
+    kafka_aims.add_ratios(
+        results,
+        schedule={kafka_schedule.OURS: [40.0], kafka_schedule.COMPOSED: [10.0], kafka_schedule.RAW: [100.0]},
+        dispatch={kafka_dispatch.OURS: [31.0], kafka_dispatch.TWO: [62.0], kafka_dispatch.RAW: [100.0]},
+    )
+    results.add("radix 4", "1000/s, seen by a consumer, p99", [101.0], "ms")
+
+    assert kafka_aims.table(results.measurements).splitlines()[2:] == [
+        "| rate: schedule / raw produce | >= 0.8 | 0.40 | 0.40 - 0.40 | times | **no** |",
+        "| rate: dispatch, 1 process / raw transactional copy | >= 0.3 | 0.31 | 0.31 - 0.31 | times | yes |",
+        "| 1000/s, seen by a consumer, p99 | <= 100 | 101 | 101 - 101 | ms | **no** |",
     ]

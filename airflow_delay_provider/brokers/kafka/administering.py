@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
     from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
 
-ASK_SECONDS = 15.0
+#: How long a change of topics may take until it is known.
+KNOWN_SECONDS = 15.0
 #: How long a broker may not know yet of a topic that was just created.
 NEW_TOPIC_SECONDS = 1.0
 #: A channel that forgets messages sooner than this could lose one before anybody has read it.
@@ -56,7 +57,7 @@ def create_topics(link: Link, topology: Topology, topics: Iterable[Topic]) -> No
     ]
     if not new:
         return
-    for name, future in link.admin().create_topics(new, request_timeout=ASK_SECONDS).items():
+    for name, future in link.admin().create_topics(new, request_timeout=link.ask_seconds).items():
         try:
             future.result()
         except KafkaException as error:
@@ -130,7 +131,7 @@ def delete(link: Link, topology: Topology) -> None:
     if topology.dead in names and _has_records(link, topology.dead, there[topology.dead]):
         names.remove(topology.dead)
     if names:
-        for name, future in link.admin().delete_topics(names, operation_timeout=ASK_SECONDS).items():
+        for name, future in link.admin().delete_topics(names, operation_timeout=link.ask_seconds).items():
             try:
                 future.result()
             except KafkaException as error:
@@ -148,7 +149,7 @@ def delete(link: Link, topology: Topology) -> None:
 def _require_no_dispatcher(link: Link, topology: Topology) -> None:
     group = topology.dispatch_group
     try:
-        members = link.admin().describe_consumer_groups([group], request_timeout=ASK_SECONDS)[group].result().members
+        members = link.admin().describe_consumer_groups([group])[group].result().members
     except KafkaException as error:
         if code_of(error) in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
             return
@@ -200,7 +201,7 @@ def channel_facts(link: Link, channel: str) -> ChannelFacts | None:
 
 
 def _partition_count(link: Link, topic: str) -> int | None:
-    asked = link.admin().describe_topics(TopicCollection([topic]), request_timeout=ASK_SECONDS)
+    asked = link.admin().describe_topics(TopicCollection([topic]), request_timeout=link.ask_seconds)
     try:
         return len(asked[topic].result().partitions)
     except KafkaException as error:
@@ -214,7 +215,7 @@ def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
     if not resources:
         return {}
-    answers = link.admin().describe_configs(resources, request_timeout=ASK_SECONDS)
+    answers = link.admin().describe_configs(resources, request_timeout=link.ask_seconds)
     return {
         resource.name: {name: entry.value for name, entry in future.result().items()}
         for resource, future in answers.items()
@@ -247,7 +248,7 @@ def _offsets(
         lambda: {
             (each.topic, each.partition): future.result().offset
             for each, future in link.admin()
-            .list_offsets(question, isolation_level=isolation, request_timeout=ASK_SECONDS)
+            .list_offsets(question, isolation_level=isolation, request_timeout=link.ask_seconds)
             .items()
         },
         "asking for the ends of topics",
@@ -301,8 +302,8 @@ def _is_of(topology: Topology, name: str) -> bool:
 
 
 def _wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + ASK_SECONDS
+    deadline = time.monotonic() + KNOWN_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise ConfigurationError(f"{what}: not within {ASK_SECONDS:g} s; look at the broker's log")
+            raise ConfigurationError(f"{what}: not within {KNOWN_SECONDS:g} s; look at the broker's log")
         time.sleep(0.02)

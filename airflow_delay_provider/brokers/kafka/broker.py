@@ -24,11 +24,12 @@ from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.journal import JournalReader
 from airflow_delay_provider.brokers.kafka.journal_wire import write_entry
+from airflow_delay_provider.brokers.kafka.lane import MAX_VALUE_BYTES
 from airflow_delay_provider.brokers.kafka.link import Link
 from airflow_delay_provider.brokers.kafka.publishing import Outgoing, publish
 from airflow_delay_provider.brokers.kafka.recalling import Recaller
 from airflow_delay_provider.brokers.kafka.receiving import Receiver
-from airflow_delay_provider.brokers.kafka.topology import MAX_RECORD_BYTES, Topic
+from airflow_delay_provider.brokers.kafka.topology import Topic
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms, from_ms
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change
@@ -346,7 +347,7 @@ class KafkaBroker(Broker, Provisioned, Climbed):
 def _require_fitting(message: Message, facts: ChannelFacts) -> None:
     """Refuse a message that its channel would not take."""
     size = len(message.payload) + OVERHEAD_BYTES
-    most = min(facts.max_message_bytes, MAX_RECORD_BYTES)
+    most = min(facts.max_message_bytes, MAX_VALUE_BYTES)
     if message.headers:
         size += sum(len(name) + len(value) for name, value in message.headers.items())
     if size > most:

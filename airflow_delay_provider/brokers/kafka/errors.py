@@ -66,7 +66,7 @@ def translate(
         return PayloadError("payload", f"{what}{text}", "send a reference to the data, or raise max.message.bytes")
     if code == KafkaError._INVALID_ARG and inner is None:
         return ConfigurationError(f"{what}{text}; correct the connection's extra")
-    if code in _LOGIN or (clue and "uthentication" in clue):
+    if code in _LOGIN or (clue and ("uthentication" in clue or "SASL mechanism" in clue)):
         return BrokerError(
             f"{what}the login of user {config.user} is refused ({_short(clue or text)}); correct login, password and"
             " sasl.mechanism of the connection",

@@ -16,7 +16,7 @@ from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
 from airflow_delay_provider.brokers.kafka.journal_wire import write_answer, write_entry
 from airflow_delay_provider.brokers.kafka.progress import Progress
-from airflow_delay_provider.brokers.kafka.topology import COVER_MS
+from airflow_delay_provider.brokers.kafka.topology import COVER_MS, MAX_RECORD_BYTES
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from airflow_delay_provider.domain.lifecycle import Change
@@ -27,6 +27,10 @@ from airflow_delay_provider.exceptions import InvalidMessageError
 SLACK_MS = 500
 #: Most messages of a lane in memory that are due within the tick and the slack; more wait in their topics.
 MAX_HELD = 50_000
+
+
+#: What is larger came in compressed and could be written nowhere.
+MAX_VALUE_BYTES = MAX_RECORD_BYTES - 500_000
 
 
 class Record(NamedTuple):
@@ -211,6 +215,11 @@ class Lane:
     def _accept(self, source: Source, record: Record, out: Outlet, now_ms: int, *, again: bool) -> None:
         """Take in what was scheduled: an envelope of ours, or a plain record with headers."""
         try:
+            if len(record.value or b"") > MAX_VALUE_BYTES:
+                size, record = len(record.value or b""), record._replace(value=b"")
+                raise InvalidMessageError(
+                    "payload", f"{size} bytes are too many for the ladder", f"send {MAX_VALUE_BYTES} at most"
+                )
             if record.headers:
                 record = self._enveloped(record, f"{source.topic}-{self.number}-{record.offset}")
             elif record.key is None or len(record.key) < 9 or record.value is None:

@@ -15,7 +15,7 @@ from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.errors import translate
 from airflow_delay_provider.exceptions import ConfigurationError
 
-#: How long a question to the broker may take.
+#: How long a question to the broker may take at most.
 ASK_SECONDS = 15.0
 
 #: As safe as the broker can make it; small batches fit into channels whose max.message.bytes is small.
@@ -50,6 +50,11 @@ class Link:
         self._admin: AdminClient | None = None
         self._producer: Producer | None = None
         self._consumers: list[Consumer] = []
+
+    @property
+    def ask_seconds(self) -> float:
+        """How long a question to the broker may take."""
+        return min(ASK_SECONDS, max(1.0, self.config.confirm_seconds))
 
     def admin(self) -> AdminClient:
         """Return the client that asks and creates."""
@@ -99,9 +104,9 @@ class Link:
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    def ask(self, question: Callable[[], Any], doing: str, *, seconds: float = ASK_SECONDS) -> Any:
+    def ask(self, question: Callable[[], Any], doing: str, *, seconds: float | None = None) -> Any:
         """Return the broker's answer; what may pass is asked again for a while."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (seconds or self.ask_seconds)
         while True:
             try:
                 answer = question()
@@ -124,6 +129,10 @@ class Link:
 
     def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
         """Return the error of this package."""
+        for client in (self._admin, self._producer):
+            # What the library says of connections is told when it is asked for.
+            if client is not None:
+                client.poll(0)
         return translate(error, self.config, doing=doing, clue=self.last_failure if _is_vague(error) else None)
 
     def _make(self, kind: Any, settings: Mapping[str, Any]) -> Any:

@@ -34,8 +34,6 @@ CALL_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 #: Why a channel cannot be written to; anything else that is said of it may pass.
 _LASTING = MISSING | DENIED | {KafkaError.TOPIC_EXCEPTION}
-#: Refused messages that are remembered; they are buried within moments.
-MAX_REFUSED = 10_000
 
 
 class Refusals:
@@ -45,22 +43,20 @@ class Refusals:
         self.messages: dict[bytes, str] = {}
         #: Whether a channel can be written to, and until when that is believed.
         self.channels: dict[str, tuple[float, str | None]] = {}
-        #: Channels that refused a batch because of one message in it: it is not known which.
-        self.singly: set[str] = set()
+        #: Channels that refused a batch because of one message in it, not known which, and until when that matters.
+        self.singly: dict[str, float] = {}
 
-    def note(self, channel: str, message_id: bytes, error: KafkaError) -> None:
-        """Learn from a record that was not stored."""
-        if error.code() in MISSING:
-            # The library may be mistaken after a broker was started again: it is asked for before the next record.
+    def note(self, channel: str, message_id: bytes, error: KafkaError, *, was_alone: bool) -> None:
+        """Learn from a record that was not stored, alone or because of another one in its batch."""
+        if error.code() in MISSING | {KafkaError._MSG_TIMED_OUT}:
+            # Gone, or the library is mistaken after a broker was started again: asked for before the next record.
             self.channels.pop(channel, None)
         elif error.code() in DENIED:
             self.channels[channel] = (time.monotonic() + BELIEVE_SECONDS, error.str())
-        elif error.code() in UNFIT and channel in self.singly:
-            if len(self.messages) >= MAX_REFUSED:
-                self.messages.clear()
+        elif error.code() in UNFIT and was_alone:
             self.messages[message_id] = error.str()
         elif error.code() in UNFIT:
-            self.singly.add(channel)
+            self.singly[channel] = time.monotonic() + BELIEVE_SECONDS
 
 
 class TransactionalOutlet:
@@ -107,14 +103,16 @@ class TransactionalOutlet:
         if refusal is not None:
             return refusal
 
+        was_alone = time.monotonic() < refusals.singly.get(channel, 0.0)
+
         def on_failure(error: KafkaError | None, _record: Any, message_id: bytes = envelope.message_id) -> None:
             if error is not None:
-                refusals.note(channel, message_id, error)
+                refusals.note(channel, message_id, error, was_alone=was_alone)
 
         self._produce(
             channel, envelope.payload, envelope.key, headers=envelope.record_headers(), on_delivery=on_failure
         )
-        if channel in refusals.singly:
+        if was_alone:
             self._producer.flush(CALL_SECONDS)
         self.dispatched[channel] += 1
         self.lateness_ms.append(now_ms - envelope.deliver_at_ms)
@@ -157,6 +155,8 @@ class TransactionalOutlet:
         if offsets:
             _until_done(lambda seconds: self._producer.send_offsets_to_transaction(offsets, group, seconds))
         _until_done(self._producer.commit_transaction)
+        # They are buried now, and their ids may come again with what fits.
+        self._refusals.messages.clear()
         self._reset()
 
     def abort(self) -> None:
