@@ -367,7 +367,7 @@ WRONG = {
     "no certificate": r"TLS failed \(.*certificate.*\); correct security.protocol and ssl\.\*",
     "the plain port": r"TLS failed \(.*\); correct security.protocol and ssl\.\*.*or use the port that speaks TLS",
     "plain to the tls port": r"cannot be reached or was lost \(.*(SSL|Disconnected|transport failure).*\)",
-    "host": r"cannot be reached or was lost \(.*Connection refused.*\); check host, port and that it runs",
+    "host": r"cannot be reached or was lost \(.*Connection refused.*\); check host, port, security.protocol and that it runs",
 }
 
 

@@ -175,7 +175,7 @@ def rungs(link: Link, topology: Topology) -> dict[str, int]:
 
 def partition_counts(link: Link) -> dict[str, int]:
     """Return all topics that can be seen."""
-    metadata = link.ask(lambda: link.admin().list_topics(timeout=5.0), "listing topics")
+    metadata = link.ask(lambda: link.admin().list_topics(timeout=min(5.0, link.ask_seconds)), "listing topics")
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 

@@ -168,7 +168,7 @@ class KafkaClimber(Climber):
             self._load_lanes(consumer, consumer.assignment())
         except KafkaException as fatal:
             self._give_up()
-            raise self._link.failure(fatal, "a transaction of the dispatcher") from fatal
+            raise self._link.failure(outlet.cause or fatal, "a transaction of the dispatcher") from fatal
         except Exception:
             self._give_up()
             raise

@@ -79,7 +79,8 @@ def translate(
             may_pass=False,
         )
     return BrokerError(
-        f"{what}cannot be reached or was lost ({_short(clue or text)}); check host, port and that it runs"
+        f"{what}cannot be reached or was lost ({_short(clue or text)}); check host, port, security.protocol and that it"
+        " runs"
     )
 
 

@@ -125,7 +125,7 @@ class Link:
     def look_for_leaders(self) -> None:
         """Ask which node has which partition; the library goes on believing what it was told before one was lost."""
         with suppress(KafkaException):
-            self.admin().list_topics(timeout=5.0)
+            self.admin().list_topics(timeout=min(5.0, self.ask_seconds))
 
     def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
         """Return the error of this package."""
