@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec
 
 from airflow_delay_provider.brokers.base import Finding
 from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, code_of
-from airflow_delay_provider.exceptions import ConfigurationError, MessagesWaitError
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, MessagesWaitError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
@@ -85,6 +85,26 @@ def require_complete(link: Link, topology: Topology) -> None:
     """Create what is missing; refuse to go on with a ladder that could lose messages."""
     create(link, topology)
     _refuse_wrong(link, topology)
+
+
+def require_permitted(link: Link, topology: Topology) -> None:
+    """Refuse to dispatch for a user who may not write everywhere: in the middle of it the library would not say why."""
+    names = [topic.name for topic in topology.topics()]
+    asked = link.admin().describe_topics(
+        TopicCollection(names), include_authorized_operations=True, request_timeout=link.ask_seconds
+    )
+    for name, future in asked.items():
+        try:
+            allowed = future.result().authorized_operations
+        except KafkaException as error:
+            raise link.failure(error, f"looking for topic {name}") from error
+        missing = [each.name for each in (AclOperation.READ, AclOperation.WRITE) if each not in (allowed or [each])]
+        if missing:
+            raise BrokerError(
+                f"{link.config.name}: user {link.config.user} lacks a permission ({', '.join(missing)} on topic"
+                f" {name}); grant it, see docs/kafka.md",
+                may_pass=False,
+            )
 
 
 def require_usable(link: Link, topology: Topology) -> None:

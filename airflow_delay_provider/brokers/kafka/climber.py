@@ -168,7 +168,7 @@ class KafkaClimber(Climber):
             self._load_lanes(consumer, consumer.assignment())
         except KafkaException as fatal:
             self._give_up()
-            raise self._link.failure(outlet.cause or fatal, "a transaction of the dispatcher") from fatal
+            raise self._link.failure(fatal, "a transaction of the dispatcher") from fatal
         except Exception:
             self._give_up()
             raise
@@ -190,6 +190,7 @@ class KafkaClimber(Climber):
     def _open(self) -> tuple[Consumer, TransactionalOutlet]:
         if self._consumer is None or self._outlet is None:
             administering.require_complete(self._link, self._topology)
+            administering.require_permitted(self._link, self._topology)
             rungs = administering.rungs(self._link, self._topology)
             self._outlet = TransactionalOutlet(self._open_producer(), self._topology, self._refusals)
             self._consumer = self._open_consumer([self._topology.control, self._topology.inbox, *rungs])

@@ -72,8 +72,6 @@ class TransactionalOutlet:
 
     def _reset(self) -> None:
         self._begun_at = None
-        #: Why a record of the ladder itself was not stored, which spoils the transaction.
-        self.cause: KafkaError | None = None
         #: Whether there is an answer in it.
         self._is_awaited = False
         self._entries: dict[int, list[bytes]] = defaultdict(list)
@@ -180,7 +178,6 @@ class TransactionalOutlet:
 
     def _produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int = -1, **options: Any) -> None:
         self._begin()
-        options.setdefault("on_delivery", self._note_failure)
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, **options)
@@ -188,9 +185,6 @@ class TransactionalOutlet:
                 self._producer.poll(0.05)
             else:
                 return
-
-    def _note_failure(self, error: KafkaError | None, _record: Any) -> None:
-        self.cause = self.cause or error
 
     def _channel_refusal(self, channel: str) -> str | None:
         """Say why a channel cannot be written to: one bad record would spoil the whole transaction."""
