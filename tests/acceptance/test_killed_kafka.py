@@ -16,6 +16,7 @@ import pytest
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.exceptions import MessagesWaitError
 from tests.acceptance.kafka_dispatcher import config_of
 from tests.acceptance.kafka_soak import Dispatcher, Soak, now_ms, read_to_end, soak
 from tests.kafkas import fresh_topic, private_cluster, require_kafka
@@ -120,10 +121,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def is_deleted(broker: KafkaBroker) -> bool:
     try:
         broker.delete_topology(even_if_messages_wait=True)
-    except Exception as error:
-        if "group is not empty" in str(error):
-            return False
-        raise
+    except MessagesWaitError:
+        return False
     return True
 
 
