@@ -16,7 +16,7 @@ import pytest
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import MessagesWaitError
 from tests.acceptance.runs import DEFERRED, Start
 from tests.kafkas import connection_of, fresh_topic, require_kafka
 from tests.servers.airflow import Airflow
@@ -49,7 +49,7 @@ def kafka(bootstrap: str, settings: dict[str, Any]) -> Iterator[KafkaBroker]:
         def deleted() -> bool:
             try:
                 return bool(opened.delete_topology(even_if_messages_wait=True))
-            except BrokerError:
+            except MessagesWaitError:
                 # A dispatcher with a name counts as there for some seconds after it has ended.
                 return False
 
