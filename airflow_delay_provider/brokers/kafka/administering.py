@@ -195,7 +195,7 @@ def rungs(link: Link, topology: Topology) -> dict[str, int]:
 
 def partition_counts(link: Link) -> dict[str, int]:
     """Return all topics that can be seen."""
-    metadata = link.ask(lambda: link.admin().list_topics(timeout=min(5.0, link.ask_seconds)), "listing topics")
+    metadata = link.ask(lambda: link.admin().list_topics(timeout=link.try_seconds), "listing topics")
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
@@ -221,13 +221,17 @@ def channel_facts(link: Link, channel: str) -> ChannelFacts | None:
 
 
 def _partition_count(link: Link, topic: str) -> int | None:
-    asked = link.admin().describe_topics(TopicCollection([topic]), request_timeout=link.ask_seconds)
-    try:
+    def ask() -> int:
+        asked = link.admin().describe_topics(TopicCollection([topic]), request_timeout=link.try_seconds)
         return len(asked[topic].result().partitions)
+
+    try:
+        count: int = link.ask_again(ask)
     except KafkaException as error:
         if code_of(error) in MISSING:
             return None
         raise link.failure(error, f"looking for topic {topic}") from error
+    return count
 
 
 def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str]]:
@@ -235,11 +239,25 @@ def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
     if not resources:
         return {}
-    answers = link.admin().describe_configs(resources, request_timeout=link.ask_seconds)
-    return {
-        resource.name: {name: entry.value for name, entry in future.result().items()}
-        for resource, future in answers.items()
-    }
+
+    def ask() -> dict[str, Mapping[str, str]]:
+        answers = link.admin().describe_configs(resources, request_timeout=link.try_seconds)
+        return {
+            resource.name: {name: entry.value for name, entry in future.result().items()}
+            for resource, future in answers.items()
+        }
+
+    deadline = time.monotonic() + KNOWN_SECONDS
+    while True:
+        try:
+            settings: dict[str, Mapping[str, str]] = link.ask_again(ask)
+        except KafkaException as error:
+            # One node has told of them; the one that is asked now may hear of a new topic a moment later.
+            if code_of(error) not in MISSING or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return settings
 
 
 def log_ends(link: Link, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
@@ -268,7 +286,7 @@ def _offsets(
         lambda: {
             (each.topic, each.partition): future.result().offset
             for each, future in link.admin()
-            .list_offsets(question, isolation_level=isolation, request_timeout=link.ask_seconds)
+            .list_offsets(question, isolation_level=isolation, request_timeout=link.try_seconds)
             .items()
         },
         "asking for the ends of topics",

@@ -56,6 +56,11 @@ class Link:
         """How long a question to the broker may take."""
         return min(ASK_SECONDS, max(1.0, self.config.confirm_seconds))
 
+    @property
+    def try_seconds(self) -> float:
+        """How long one attempt may take: the node that is asked may be gone, and the next one be another."""
+        return min(5.0, self.ask_seconds)
+
     def admin(self) -> AdminClient:
         """Return the client that asks and creates."""
         if self._admin is None:
@@ -106,6 +111,13 @@ class Link:
 
     def ask(self, question: Callable[[], Any], doing: str, *, seconds: float | None = None) -> Any:
         """Return the broker's answer; what may pass is asked again for a while."""
+        try:
+            return self.ask_again(question, seconds=seconds)
+        except KafkaException as error:
+            raise self.failure(error, doing) from error
+
+    def ask_again(self, question: Callable[[], Any], *, seconds: float | None = None) -> Any:
+        """Do the same, and leave the library's error to the caller."""
         deadline = time.monotonic() + (seconds or self.ask_seconds)
         while True:
             try:
@@ -114,7 +126,7 @@ class Link:
                 inner = error.args[0]
                 may_pass = isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _PASSING | _MOVED)
                 if not may_pass or time.monotonic() > deadline:
-                    raise self.failure(error, doing) from error
+                    raise
                 if inner.code() in _MOVED:
                     self.look_for_leaders()
             else:
@@ -125,7 +137,7 @@ class Link:
     def look_for_leaders(self) -> None:
         """Ask which node has which partition; the library goes on believing what it was told before one was lost."""
         with suppress(KafkaException):
-            self.admin().list_topics(timeout=min(5.0, self.ask_seconds))
+            self.admin().list_topics(timeout=self.try_seconds)
 
     def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
         """Return the error of this package."""
@@ -154,7 +166,6 @@ class Link:
 
 _PASSING = {
     KafkaError._TRANSPORT,
-    KafkaError._TIMED_OUT,
     KafkaError._WAIT_COORD,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -163,6 +174,7 @@ _PASSING = {
 }
 _MOVED = {
     KafkaError._NOENT,
+    KafkaError._TIMED_OUT,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
