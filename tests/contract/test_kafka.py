@@ -21,7 +21,7 @@ class KafkaHarness(BrokerHarness):
     """A real Kafka with real time, and a dispatcher beside it that climbs the ladder."""
 
     abilities = Abilities(knows_ids=False, visibility=False, shares_messages=False)
-    unit = timedelta(seconds=1)
+    unit = timedelta(seconds=2)
 
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ NEAR_MS = 4_000
 FAR_MS = 8_000
 #: However soon their turn is, more are not read ahead of one partition.
 MANY = 20_000
+LOOK_SECONDS = 0.05
 
 
 class Flow:
@@ -28,10 +30,15 @@ class Flow:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._stopped: set[Partition] = set()
+        self._looked_at = 0.0
 
     def regulate(self, sources: Mapping[Partition, Source], now_ms: int) -> None:
-        """Look at all partitions once."""
-        stop = [each for each, source in sources.items() if each not in self._stopped and _is_full(source, now_ms)]
+        """Look at all partitions, a few times a second however often it is asked for."""
+        if time.monotonic() < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        much = [each for each, source in sources.items() if len(source.waiting) >= FEW]
+        stop = [each for each in much if each not in self._stopped and _is_full(sources[each], now_ms)]
         start = [each for each in self._stopped if each in sources and _is_hungry(sources[each], now_ms)]
         if stop:
             self._consumer.pause([TopicPartition(*each) for each in stop])

@@ -151,7 +151,7 @@ class Lane:
         """Do what there is to do at ``now_ms``, up to about ``limit`` steps, and return how many were done."""
         steps = 0
         for source in self.sources.values():
-            while steps < limit and self._may_take(source, now_ms):
+            while source.waiting and steps < limit and self._may_take(source, now_ms):
                 steps += 1
                 self._take(source, out, now_ms)
         return steps + self._fire(out, now_ms, limit)
@@ -160,7 +160,8 @@ class Lane:
         """Return when there is something to do next, as far as known; None is nothing."""
         turns = [self._held[0][0]] if self._held else []
         if len(self._held) < MAX_HELD:
-            turns += [each.turn_ms(each.waiting[0]) for each in self.sources.values() if each.has_room()]
+            reading = [each for each in self.sources.values() if each.waiting]
+            turns += [each.turn_ms(each.waiting[0]) for each in reading if each.has_room()]
         return min(turns, default=None)
 
     def progress(self) -> Iterator[tuple[str, int, str]]:
