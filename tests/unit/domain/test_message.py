@@ -93,6 +93,13 @@ def test_a_requeued_message_differs_in_its_due_time_and_its_count_only():
     assert again.requeued(DUE).handled_count == 2
 
 
+def test_a_message_that_was_given_up_starts_again_with_a_count_of_none():
+    """A23, A25"""
+    first = message(handled_count=5)
+    again = first.replayed(DUE + timedelta(hours=1))
+    assert again == replace(first, deliver_at=DUE + timedelta(hours=1), handled_count=0)
+
+
 def test_the_id_of_a_tasks_message_never_changes():
     """The value itself is part of the promise: an upgrade between two tries must not schedule twice."""
     origin = Origin(dag_id="bills", run_id="manual__2030", task_id="remind")

@@ -174,12 +174,6 @@ def test_a_content_type_of_others_becomes_one_that_every_broker_carries(given: s
     assert read(content_type=given).message.content_type == read_as
 
 
-def test_a_dead_letter_starts_again_with_a_count_of_none() -> None:
-    """A23"""
-    again = wire.replayed(make(handled_count=5), from_ms(0))
-    assert (again.handled_count, again.deliver_at, again.id) == (0, from_ms(0), "m1")
-
-
 # -- what AMQP cannot carry ----------------------------------------------------------------------------------------
 
 
