@@ -53,7 +53,6 @@ class KafkaClimber(Climber):
         *,
         instance: str | None = None,
         on_dispatched: OnDispatched | None = None,
-        refusals: Refusals | None = None,
     ) -> None:
         self._link = link
         self._topology = link.config.topology
@@ -61,7 +60,7 @@ class KafkaClimber(Climber):
         self._instance = instance
         self._name = instance or str(uuid4())
         self._on_dispatched = on_dispatched
-        self._refusals = refusals or Refusals()
+        self._refusals = Refusals()
         self._lanes: dict[int, Lane] = {}
         self._sources: dict[Partition, Source] = {}
         self._consumer: Consumer | None = None

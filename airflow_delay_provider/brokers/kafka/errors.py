@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from confluent_kafka import KafkaError, KafkaException
 
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
@@ -82,15 +79,6 @@ def translate(
         f"{what}cannot be reached or was lost ({_short(clue or text)}); check host, port, security.protocol and that it"
         " runs"
     )
-
-
-@contextmanager
-def translated(config: KafkaConfig, doing: str = "", clue: Callable[[], str | None] = lambda: None) -> Iterator[None]:
-    """Raise the errors of this package in place of the library's."""
-    try:
-        yield
-    except KafkaException as error:
-        raise translate(error, config, doing=doing, clue=clue()) from error
 
 
 def _short(text: str) -> str:
