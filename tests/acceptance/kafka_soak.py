@@ -44,6 +44,11 @@ from tests.servers.process import dies_with_parent
 BATCH = 500
 #: Undisturbed are messages that are due so long after the last disturbance has ended: its backlog is worked off then.
 SETTLE_MS = 10_000
+#: How long after the last message was due it may come: dispatchers that got stuck have lost their lanes by then, and
+#: what they left open is undone. A message that comes later counts as lost.
+PATIENCE_SECONDS = 240
+#: How many lines of each dispatcher that ran to the end are told where something went wrong.
+LAST_LINES = 25
 SERVING = re.compile(r"^([0-9.]+) INFO .*: serving lanes \[([0-9, ]*)\]$", re.MULTILINE)
 
 
@@ -94,6 +99,8 @@ class Figures:
     dead: int = 0
     wrong_in_journal: list[str] = field(default_factory=list)
     failed_to_stop: int = 0
+    #: What each dispatcher that ran to the end said last.
+    last_words: list[str] = field(default_factory=list)
     seconds: float = 0
 
     @property
@@ -286,6 +293,8 @@ class Crew:
     def stop_all(self) -> None:
         for each in list(self.running):
             self._figures.failed_to_stop += not each.stop()
+            said = each.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            self._figures.last_words.append("\n".join([f"-- {each.kind} dispatcher", *said]))
         self.running.clear()
         self._figures.errors_told = sum(
             each.log.read_text(errors="replace").count(" WARNING failed") for each in self.all
@@ -405,7 +414,7 @@ def _disturb(work: Soak, broker: KafkaCluster, crew: Crew, publishing: threading
 
 def _wait_for_all(work: Soak, crew: Crew, figures: Figures) -> None:
     last = max(figures.due.values())
-    deadline = time.monotonic() + max(0.0, (last - now_ms()) / 1000) + 90
+    deadline = time.monotonic() + max(0.0, (last - now_ms()) / 1000) + PATIENCE_SECONDS
     while len(figures.seen) < len(figures.due) and time.monotonic() < deadline:
         crew.require_alive()
         time.sleep(0.2)

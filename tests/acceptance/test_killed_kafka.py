@@ -25,6 +25,7 @@ from tests.servers import component
 wait_for = partial(component.wait_for, seconds=90, interval=0.1)
 
 
+@pytest.mark.timeout(600)
 def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repeat_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,14 +44,7 @@ def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repe
     figures = soak(work, tmp_path)
     with capsys.disabled():
         print(f"\n{figures}")
-    assert figures.lost == []
-    assert figures.duplicates == []
-    assert figures.early == []
-    assert figures.strange == []
-    assert figures.wrong_in_journal == []
-    assert figures.still_waiting is None
-    assert figures.dead == 0
-    assert figures.failed_to_stop == 0
+    assert figures.is_good, "\n".join([str(figures), *figures.last_words])
     assert len(figures.broker_down) == 1
 
 
