@@ -29,17 +29,18 @@ ALLOWED = {
     "dispatcher": "domain exceptions ledger brokers",
     "dispatcher/__main__.py": "domain exceptions ledger brokers hooks",
     "metrics.py": "",
-    "hooks": "domain exceptions ledger brokers metrics",
+    "spark": "domain exceptions",
+    "hooks": "domain exceptions ledger brokers metrics spark",
     "links.py": "hooks",
-    "triggers": "domain exceptions brokers hooks",
-    "operators": "domain exceptions brokers hooks triggers links metrics",
-    "sensors": "domain exceptions brokers hooks triggers links metrics",
+    "policies": "domain exceptions spark",
+    "triggers": "domain exceptions brokers hooks spark",
+    "operators": "domain exceptions brokers hooks triggers links metrics spark",
+    "sensors": "domain exceptions brokers hooks triggers links metrics spark",
     "decorators": "operators",
     "api": "domain exceptions ledger brokers hooks",
     "plugins": "api",
     "cli": "domain exceptions ledger brokers dispatcher hooks metrics",
     "testing": "domain exceptions ledger brokers",
-    "spark": "domain exceptions brokers hooks triggers operators sensors links metrics",
     "connection_forms.py": "",
     "get_provider_info.py": "connection_forms",
     "__init__.py": "",
@@ -54,7 +55,7 @@ MAY_IMPORT_AIRFLOW = {
     "plugins",
     "api",
     "cli",
-    "spark",
+    "policies",
     "metrics.py",
     "links.py",
     "get_provider_info.py",
@@ -156,7 +157,7 @@ def test_the_core_works_where_airflow_is_not_installed():
     core = [
         f"{PACKAGE}.{name_of(module).removesuffix('.py').replace('/', '.').removesuffix('.__init__')}"
         for module in MODULES
-        if part_of(module) in ("domain", "ledger", "brokers", "dispatcher", "testing")
+        if part_of(module) in ("domain", "ledger", "brokers", "dispatcher", "spark", "testing")
         and name_of(module) != "dispatcher/__main__.py"
         and not name_of(module).startswith("ledger/migrations/")
     ]
