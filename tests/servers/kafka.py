@@ -28,7 +28,6 @@ SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "log.retention.check.interval.ms": "5000",
     # Retention is first looked at after 30 s otherwise.
     "log.initial.task.delay.ms": "5000",
