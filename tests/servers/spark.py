@@ -1,0 +1,158 @@
+"""A private Spark standalone cluster: a master and one worker out of the pyspark package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyspark
+
+from tests.servers import process
+from tests.servers.component import Component, ComponentDiedError, wait_for
+from tests.servers.kafka_distribution import find_java
+from tests.servers.sessions import Guardian
+
+HOST = "127.0.0.1"
+START_SECONDS = 60
+HOME = Path(pyspark.__file__).parent
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+
+
+class SparkCluster:
+    """Master and worker are killed and started again each for itself; the master keeps nothing over that."""
+
+    name = "spark"
+
+    def __init__(self, *, cores: int = 1, memory: str = "1g") -> None:
+        self._cores = cores
+        self._memory = memory
+        self._home: Path | None = None
+        self._guardian: Guardian | None = None
+        self._ports: dict[str, int] = {}
+        self._master: Component | None = None
+        self._worker: Component | None = None
+
+    @property
+    def url(self) -> str:
+        return f"spark://{HOST}:{self._ports['rpc']}"
+
+    @property
+    def rest_port(self) -> int:
+        """Where drivers of cluster mode are asked for."""
+        return self._ports["rest"]
+
+    @property
+    def ui_port(self) -> int:
+        """Where the master shows its pages."""
+        return self._ports["ui"]
+
+    def start(self, run_dir: Path, *, worker: bool = True) -> None:
+        java = find_java()
+        self._home = (run_dir / "spark").resolve()
+        self._home.mkdir(parents=True)
+        log_dir = run_dir / "logs"
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._guardian = Guardian()
+        for _ in range(3):  # another run may take a free port between our look and our start
+            self._ports = {name: process.free_port() for name in ("rpc", "rest", "ui", "worker ui")}
+            self._master, self._worker = self._plan_components(log_dir, self._guardian, java)
+            try:
+                self.start_master()
+            except (TimeoutError, ComponentDiedError):
+                self.kill_master()
+                continue
+            if worker:
+                self.start_worker()
+            return
+        raise RuntimeError(f"Spark did not start; see {log_dir}/spark-master.log")
+
+    def start_master(self) -> None:
+        """Return once it answers."""
+        assert self._master is not None
+        self._master.start()
+        wait_for(self.state, what="the Spark master answers", seconds=START_SECONDS, components=[self._master])
+
+    def start_worker(self) -> None:
+        """Return once the master knows it."""
+        assert self._worker is not None
+        self._worker.start()
+        wait_for(self.has_worker, what="the worker is known", seconds=START_SECONDS, components=[self._worker])
+
+    def kill_master(self) -> None:
+        """Kill -9 the master."""
+        assert self._master is not None
+        self._master.kill()
+
+    def kill_worker(self) -> None:
+        """Kill -9 the worker and its executors."""
+        assert self._worker is not None
+        self._worker.kill()
+
+    def stop(self) -> None:
+        for component in (self._master, self._worker):
+            if component is not None:
+                component.kill()
+        if self._guardian is not None:
+            self._guardian.stop()
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    def state(self) -> dict[str, Any] | None:
+        """What the master tells of itself; None while it does not answer."""
+        try:
+            answer = httpx.get(f"http://{HOST}:{self.ui_port}/json/", timeout=10)
+            return dict(answer.raise_for_status().json())
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            return None
+
+    def has_worker(self) -> bool:
+        return bool((self.state() or {}).get("aliveworkers"))
+
+    def applications(self) -> list[dict[str, Any]]:
+        """The applications that run or wait."""
+        state = self.state()
+        assert state is not None, "the master does not answer"
+        return list(state["activeapps"])
+
+    def env(self) -> dict[str, str]:
+        """What programs that submit jobs need in their environment."""
+        return client_environment()
+
+    def _plan_components(self, log_dir: Path, guardian: Guardian, java: Path) -> tuple[Component, Component]:
+        program = str(HOME / "bin/spark-class")
+        env = {**os.environ, **client_environment(), **self._daemon_environment(java)}
+        package = "org.apache.spark.deploy"
+        master = [program, f"{package}.master.Master", "--host", HOST, "--port", str(self._ports["rpc"])]
+        master += ["--webui-port", str(self.ui_port)]
+        worker = [program, f"{package}.worker.Worker", "--host", HOST, "--webui-port", str(self._ports["worker ui"])]
+        worker += ["--cores", str(self._cores), "--memory", self._memory, self.url]
+        return (
+            Component("spark-master", master, log_dir=log_dir, env=env, guardian=guardian),
+            Component("spark-worker", worker, log_dir=log_dir, env=env, guardian=guardian),
+        )
+
+    def _daemon_environment(self, java: Path) -> dict[str, str]:
+        rest = {
+            "spark.master.rest.enabled": "true",
+            "spark.master.rest.host": HOST,
+            "spark.master.rest.port": self.rest_port,
+        }
+        return {
+            "JAVA_HOME": str(java.resolve().parents[1]),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+            "SPARK_MASTER_OPTS": " ".join(f"-Dspark.master.rest.{name}={value}" for name, value in rest.items()),
+            "SPARK_WORKER_DIR": str(self._home),
+            "SPARK_LOCAL_DIRS": str(self._home),
+        }
+
+
+def client_environment() -> Mapping[str, str]:
+    """Everything on loopback, and the Python of the tests for drivers and executors."""
+    path = f"{HOME / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": HOST, "PATH": path, "PYSPARK_PYTHON": sys.executable}

@@ -1,0 +1,115 @@
+"""When a job has starved, told from the lines of a real driver; times are seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_delay_provider.spark.starvation import StarvationWatch
+
+WARNING = (
+    "26/11/17 12:00:00 WARN TaskSchedulerImpl: Initial job has not accepted any resources; check your cluster UI to "
+    "ensure that workers are registered and have sufficient resources"
+)
+ADDED = "26/11/17 12:00:00 INFO TaskSchedulerImpl: Adding task set {}.0 with 2 tasks resource profile 0"
+REMOVED = "26/11/17 12:00:00 INFO TaskSchedulerImpl: Removed TaskSet {}.0 whose tasks have all completed, from pool "
+REGISTERED = (
+    "26/11/17 12:00:00 INFO StandaloneSchedulerBackend$StandaloneDriverEndpoint: Registered executor "
+    "NettyRpcEndpointRef(spark-client://Executor) (127.0.0.1:46650) with ID {}, ResourceProfileId 0"
+)
+LOST = "26/11/17 12:00:00 ERROR TaskSchedulerImpl: Lost executor {} on 127.0.0.1: worker lost: 127.0.0.1:43757"
+KILLED = "26/11/17 12:00:00 INFO TaskSchedulerImpl: Executor {} on 127.0.0.1 killed by driver."
+
+
+@pytest.fixture
+def watch() -> StarvationWatch:
+    return StarvationWatch(120)
+
+
+def see(watch: StarvationWatch, *events: tuple[float, str]) -> None:
+    for now, line in events:
+        watch.see(now, line)
+
+
+def test_a_job_that_nobody_accepts_starves_when_spark_has_warned_for_so_long(watch: StarvationWatch) -> None:
+    see(watch, *((15 * n, WARNING) for n in range(1, 9)))
+    assert not watch.starved(120)
+    watch.see(135, WARNING)
+    assert watch.starved(135) == "no executor accepted work for 120 s (starvation watchdog)"
+
+
+def test_warnings_that_have_stopped_are_of_a_job_that_was_accepted(watch: StarvationWatch) -> None:
+    see(watch, *((15 * n, WARNING) for n in range(1, 9)))
+    assert not watch.starved(10_000)
+
+
+def test_warnings_of_another_context_are_counted_anew(watch: StarvationWatch) -> None:
+    see(watch, (15, WARNING), (30, WARNING), (900, WARNING), (915, WARNING))
+    assert not watch.starved(915)
+
+
+def test_an_executor_that_comes_ends_the_wait(watch: StarvationWatch) -> None:
+    see(watch, *((15 * n, WARNING) for n in range(1, 9)), (121, REGISTERED.format(0)), (135, WARNING), (150, WARNING))
+    assert not watch.starved(150)
+
+
+def test_a_job_starves_when_all_executors_were_lost_while_tasks_wait(watch: StarvationWatch) -> None:
+    see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (6, REGISTERED.format(1)))
+    see(watch, (50, LOST.format(0)), (60, LOST.format(1)))
+    assert not watch.starved(179)
+    assert watch.starved(180) == "all executors were lost and none came back for 120 s (starvation watchdog)"
+
+
+def test_one_executor_that_is_left_or_comes_back_is_enough(watch: StarvationWatch) -> None:
+    see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (6, REGISTERED.format(1)), (50, LOST.format(0)))
+    assert not watch.starved(1_000)
+    see(watch, (1_000, LOST.format(1)), (1_100, REGISTERED.format(2)))
+    assert not watch.starved(2_000)
+    watch.see(2_000, LOST.format(2))
+    assert not watch.starved(2_119)
+    assert watch.starved(2_120)
+
+
+def test_a_driver_with_nothing_to_do_needs_no_executor(watch: StarvationWatch) -> None:
+    see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (50, REMOVED.format(0)), (60, KILLED.format(0)))
+    assert not watch.starved(1_000)
+    watch.see(1_000, ADDED.format(1))
+    assert not watch.starved(1_119)
+    assert watch.starved(1_120)
+
+
+def test_local_mode_registers_no_executor_and_never_starves(watch: StarvationWatch) -> None:
+    watch.see(0, ADDED.format(0))
+    assert not watch.starved(10_000)
+
+
+def test_without_info_lines_a_lost_executor_says_nothing_of_the_others(watch: StarvationWatch) -> None:
+    watch.see(0, LOST.format(0))
+    assert not watch.starved(10_000)
+
+
+def test_structured_log_lines_say_the_same(watch: StarvationWatch) -> None:
+    structured = '{{"ts":"2026-11-17T12:00:00Z","level":"INFO","msg":"{}","logger":"TaskSchedulerImpl"}}'
+    lines = (ADDED.format(0), REGISTERED.format(0), LOST.format(0))
+    see(watch, *((0, structured.format(line[18:])) for line in lines))
+    assert watch.starved(120)
+
+
+def test_a_driver_that_no_worker_takes_starves(watch: StarvationWatch) -> None:
+    watch.see_driver(0, "SUBMITTED")
+    watch.see_driver(119, "SUBMITTED")
+    assert not watch.starved(119)
+    assert watch.starved(120) == "no worker took the driver for 120 s (starvation watchdog)"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FINISHED", "RELAUNCHING", None])
+def test_a_driver_that_was_taken_does_not_starve(watch: StarvationWatch, state: str | None) -> None:
+    watch.see_driver(0, "SUBMITTED")
+    watch.see_driver(100, state)
+    assert not watch.starved(1_000)
+
+
+def test_a_watch_without_a_limit_waits_for_ever() -> None:
+    watch = StarvationWatch(float("inf"))
+    see(watch, (0, WARNING), (15, WARNING), (16, ADDED.format(0)), (17, REGISTERED.format(0)), (18, LOST.format(0)))
+    watch.see_driver(0, "SUBMITTED")
+    assert not watch.starved(1e12)
