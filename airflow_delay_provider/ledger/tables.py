@@ -160,3 +160,16 @@ journal_position = Table(
     Column("destination", String(255), primary_key=True),
     Column("position", Text, nullable=False),
 )
+
+#: One row for each Spark cluster to which failed jobs are submitted again.
+cluster_gate = Table(
+    "delay_cluster_gate",
+    metadata,
+    Column("cluster", String(255), primary_key=True),
+    # NULL: it is not known to be down.
+    Column("down_since_ms", BigInteger),
+    Column("failed_looks", Integer, nullable=False),
+    Column("next_look_at_ms", BigInteger),
+    # When the bucket of submissions is full again.
+    Column("full_at_ms", BigInteger, nullable=False),
+)
