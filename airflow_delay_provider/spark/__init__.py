@@ -1,0 +1,1 @@
+"""Spark: tasks that come back after a failure that may pass."""

@@ -1,0 +1,205 @@
+"""Reading a log: which failures it tells of, and what each says, its root first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from airflow_delay_provider.spark.failures.text import Record, cut, record, unfolded
+
+#: How many further lines of a message are read; plans and rows may follow it for pages.
+_MESSAGE_LINES = 12
+
+_TRACEBACK = "Traceback (most recent call last):"
+_DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
+_WHILE_HANDLING = "During handling of the above exception, another exception occurred:"
+#: The line before a traceback that belongs to the exception above it.
+_WORKER_TRACEBACK = re.compile(r"from the Python worker|stack trace below\.$")
+
+_UNCAUGHT = re.compile(r'^Exception in thread "|^Uncaught exception|^Unhandled exception')
+_EXCEPTION = re.compile(
+    r'^(?:\s{0,8}Caused by: |: |\s{0,8}Suppressed: |Exception in thread "[^"]{0,200}" )?'
+    r"(?:[A-Za-z_$][\w$]{0,100}\.){0,20}[A-Z_][\w$]{0,100}"
+    r"(?:Error|Exception|Throwable|Failure|Interrupt|Fault|Timeout|Exit|Refused|Denied|NotFound|Warning)(?=[:\s]|$)"
+)
+_NAMES_EXCEPTION = re.compile(r"Traceback \(most|[a-z](?:Error|Exception)\b")
+#: Said outside of any stack trace, by launchers, interpreters and resource managers.
+_STATEMENT = re.compile(
+    r"^\s{0,8}(?:Error:(?: |$)|ERROR: |[Ee]rror occurred|FATAL|fatal:|# A fatal error|# There is insufficient memory"
+    r"|# java\.lang\.|diagnostics: (?!N/A|\[?AM container is launched)|[Tt]ermination (?:reason|message): |exit code: "
+    r"|Killed\b|Segmentation fault|Aborted\b|User class threw exception|User application exited"
+    r"|Could not find valid SPARK_HOME|Unrecognized |Invalid (?:initial|maximum) heap|Server access error"
+    r"|Container (?:killed|exited|released|marked|is running|\[pid)|Exit status: |Diagnostics: )"
+    r"|^\S{1,200}: (?:error: |line \d{1,6}: |can't open file|command not found|No such file|Permission denied|cannot )"
+    r"|^\[[A-Z][A-Z0-9_.]{3,200}\] "
+)
+_FRAME = re.compile(
+    r"^\s{1,12}at |^\s{1,12}\.{3} \d{1,6} more|^\s{0,8}File \"|^\s*$|^Driver stacktrace:"
+    r"|^\.\.\. \d{1,12} lines left out"
+)
+_TROUBLE = re.compile(r"(?i)exception|error|lost |fail|refused|timed out|killed|unresponsive|not accepted")
+_PLAN = re.compile(r"^\s*(?:[+:]-|:  |'[A-Z]|==|\||\^)")
+_ERRORS = frozenset({"ERROR", "FATAL", "CRITICAL", "SEVERE"})
+
+
+@dataclass(slots=True)
+class Failure:
+    """One failure of a log: what it says, the root of its causes first."""
+
+    #: It ended a thread or the driver, as far as the log shows.
+    uncaught: bool = False
+    #: The log called it a warning or less: the application may have survived it.
+    survivable: bool = False
+    statements: list[str] = field(default_factory=list)
+
+
+def failures(lines: Iterable[str]) -> list[Failure]:
+    """Return the failures in the order of the log."""
+    reader = _Reader()
+    for line in lines:
+        for part in unfolded(line):
+            for physical in part.splitlines():
+                reader.read(cut(physical))
+    return reader.finished()
+
+
+def last_failure_first(found: list[Failure]) -> list[Failure]:
+    """Order by weight: what ended the driver, then what went before it (latest first), then what was survived."""
+    ending = next((one for one in reversed(found) if one.uncaught and not one.survivable), None)
+    rest = [one for one in reversed(found) if one is not ending]
+    ordered = [one for one in rest if not one.survivable] + [one for one in rest if one.survivable]
+    return [ending, *ordered] if ending else ordered
+
+
+class _Reader:
+    """Walks down a log once and remembers the failure that it is in."""
+
+    def __init__(self) -> None:
+        self._found: list[Failure] = []
+        self._open: Failure | None = None
+        #: Statements of the open failure as they stand in the log, outermost first.
+        self._chain: list[str] = []
+        #: Statements of Python exceptions that led to the open one: (is its cause, statements).
+        self._earlier: list[tuple[bool, list[str]]] = []
+        self._in_traceback = False
+        self._room = 0
+        self._link: bool | None = None
+        self._last_line = ""
+
+    def read(self, line: str) -> None:
+        entry = record(line)
+        if entry.level:
+            self._begin_record(entry)
+        else:
+            self._continue(entry.text)
+        if entry.text.strip():
+            self._last_line = entry.text
+
+    def finished(self) -> list[Failure]:
+        self._close()
+        return [one for one in self._found if one.statements]
+
+    def _begin_record(self, entry: Record) -> None:
+        # Log records of other threads fall into the middle of a traceback; it goes on after them.
+        if self._in_traceback and entry.level not in _ERRORS:
+            return
+        self._close()
+        if entry.level in _ERRORS:
+            self._start(Failure())
+            self._say(entry.text)
+        elif entry.level in {"WARN", "WARNING"} or _NAMES_EXCEPTION.search(entry.text):
+            self._start(Failure(survivable=True))
+            self._say(entry.text)
+        self._in_traceback = entry.text.endswith(_TRACEBACK)
+
+    def _continue(self, text: str) -> None:
+        stripped = text.strip()
+        if stripped in {_DIRECT_CAUSE, _WHILE_HANDLING}:
+            self._link = stripped == _DIRECT_CAUSE
+        elif stripped == _TRACEBACK:
+            self._begin_traceback(text)
+        elif text.endswith(_TRACEBACK):
+            self._exception(text)
+            self._in_traceback = True
+        elif self._in_traceback:
+            if text[:1].strip(" ^~"):
+                self._in_traceback = False
+                self._say(text)
+        elif _UNCAUGHT.match(text):
+            self._start(Failure(uncaught=True))
+            self._say(text)
+        elif _EXCEPTION.match(text):
+            self._exception(text)
+        elif _STATEMENT.match(text):
+            self._statement(text)
+        else:
+            self._more_of_the_message(text)
+
+    def _begin_traceback(self, text: str) -> None:
+        if self._link is not None and self._open is not None:
+            self._earlier.append((self._link, self._chain))
+            self._chain = []
+            self._link = None
+        elif self._open is None or not (text[:1].isspace() or _WORKER_TRACEBACK.search(self._last_line)):
+            self._start(Failure(uncaught=True))
+        self._in_traceback = True
+
+    def _exception(self, text: str) -> None:
+        if self._open is None:
+            self._start(Failure())
+        self._say(text)
+
+    def _statement(self, text: str) -> None:
+        if self._open is None:
+            self._start(Failure())
+        self._say(text)
+
+    def _more_of_the_message(self, text: str) -> None:
+        if self._chain and self._room and not _FRAME.match(text) and not _PLAN.match(text):
+            self._chain[-1] = cut(f"{self._chain[-1]}\n{text.strip()}")
+            self._room -= 1
+        elif _FRAME.match(text) and text.strip():
+            self._room = 0
+
+    def _say(self, text: str) -> None:
+        self._chain.append(text.strip())
+        self._room = _MESSAGE_LINES
+
+    def _start(self, failure: Failure) -> None:
+        self._close()
+        self._open = failure
+        self._found.append(failure)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open.statements = list(self._root_first())
+        self._open, self._chain, self._earlier = None, [], []
+        self._in_traceback, self._link, self._room = False, None, 0
+
+    def _root_first(self) -> Iterator[str]:
+        """A declared cause speaks before what it caused; what was merely being handled speaks after."""
+        ordered = self._chain[::-1]
+        for is_cause, chain in reversed(self._earlier):
+            ordered = chain[::-1] + ordered if is_cause else ordered + chain[::-1]
+        return iter(ordered)
+
+
+def decisive(line: str) -> bool:
+    """Tell whether the line alone may matter: an error record, an exception, a cause, an error class."""
+    entry = record(line)
+    if entry.level:
+        return entry.level in _ERRORS or (entry.level.startswith("WARN") and bool(_TROUBLE.search(entry.text)))
+    text = entry.text
+    return bool(
+        _EXCEPTION.match(text)
+        or _STATEMENT.match(text)
+        or text.endswith(_TRACEBACK)
+        or "SQLSTATE: " in text
+        or text.strip() in {_DIRECT_CAUSE, _WHILE_HANDLING}
+    )
+
+
+def opens_traceback(line: str) -> bool:
+    """Tell whether Python frames follow, and after them the name of the exception."""
+    return line.rstrip().endswith(_TRACEBACK)

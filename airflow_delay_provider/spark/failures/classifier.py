@@ -1,0 +1,154 @@
+"""From evidence to a verdict.
+
+What ended the application decides, not what it survived: the last traceback or uncaught exception first, in it the
+root of the causes before what wraps it. Only where that says nothing, earlier failures are asked, latest first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first
+from airflow_delay_provider.spark.failures.evidence import Evidence
+from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
+from airflow_delay_provider.spark.failures.text import shown, unfolded
+from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
+
+_EXIT_CODE = re.compile(r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=)(-?\d{1,3})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    rule: Rule
+    line: str
+
+
+def classify(evidence: Evidence, rules: Rules | None = None) -> Finding:
+    """Return what the failure was; without ``rules`` the built-in ones decide."""
+    rules = rules or Rules.builtin()
+    case = _Case(evidence, rules)
+    for layer in rules.layers:
+        match = case.judged_by(layer)
+        if match is not None:
+            return _finding(match)
+    return _undecided(case.last_words())
+
+
+class _Case:
+    """The evidence, read once."""
+
+    def __init__(self, evidence: Evidence, rules: Rules) -> None:
+        self._evidence = evidence
+        self._rules = rules
+        self._exit_code = _exit_code(evidence)
+        self._texts = [
+            list(source)
+            for source in (
+                evidence.driver_output,
+                evidence.diagnostics.splitlines(),
+                evidence.output,
+                evidence.exception.splitlines(),
+            )
+        ]
+        #: Per source, what weighs most first.
+        self._sources = [last_failure_first(failures(text)) for text in self._texts]
+
+    def judged_by(self, layer: tuple[Rule, ...]) -> _Match | None:
+        """Return the first rule that applies, in the order of :class:`Where`."""
+        return (
+            self._anywhere(_looking(layer, Where.ANYWHERE))
+            or self._ending(_looking(layer, Where.FAILURE))
+            or self._failures(layer)
+            or self._facts(_looking(layer, Where.CAUSE))
+            or self._failures_once_more(_looking(layer, Where.LAST))
+            or self._facts(_looking(layer, Where.LAST))
+        )
+
+    def last_words(self) -> str:
+        """Return what was said last, for people to read."""
+        return next((one.statements[0] for source in self._sources for one in source), "")
+
+    def _anywhere(self, layer: list[Rule]) -> _Match | None:
+        lines = [part for text in self._texts for line in text for part in unfolded(line)] if layer else []
+        return _first(layer, lines) or self._facts(layer)
+
+    def _ending(self, layer: list[Rule]) -> _Match | None:
+        """The order of the rules decides between what was said last and what is known from outside."""
+        endings = [
+            failure.statements for source in self._sources for failure in source[:1] if not self._is_echo(failure)
+        ]
+        for rule in layer:
+            match = next(filter(None, (_first([rule], statements) for statements in endings)), None)
+            match = match or self._facts([rule])
+            if match is not None:
+                return match
+        return None
+
+    def _facts(self, layer: list[Rule]) -> _Match | None:
+        code, state, pod = self._exit_code, self._evidence.driver_state, self._evidence.pod_reason
+        for rule in layer:
+            if pod in rule.pod_reasons:
+                return _Match(rule, f"Kubernetes says {pod}")
+            if code in rule.exit_codes:
+                return _Match(rule, f"exit code {code}")
+            if state in rule.driver_states:
+                return _Match(rule, f"driver is {state}")
+        return None
+
+    def _failures(self, layer: tuple[Rule, ...]) -> _Match | None:
+        whole, causes = _looking(layer, Where.FAILURE), _looking(layer, Where.CAUSE)
+        for source in self._sources:
+            for failure in source:
+                if self._is_echo(failure):
+                    continue
+                match = _first(whole, failure.statements) or _root_first(causes, self._telling(failure))
+                if match is not None:
+                    return match
+                if any(True for _ in self._telling(failure)):
+                    break
+        return None
+
+    def _failures_once_more(self, layer: list[Rule]) -> _Match | None:
+        statements = [text for source in self._sources for failure in source for text in failure.statements]
+        return _first(layer, statements)
+
+    def _is_echo(self, failure: Failure) -> bool:
+        return any(self._rules.echoes.search(text) for text in failure.statements)
+
+    def _telling(self, failure: Failure) -> Iterator[str]:
+        return (text for text in failure.statements if not self._rules.hollow_statements.search(text))
+
+
+def _looking(layer: Iterable[Rule], where: Where) -> list[Rule]:
+    return [rule for rule in layer if rule.where is where]
+
+
+def _first(layer: Iterable[Rule], statements: list[str]) -> _Match | None:
+    """The order of the rules decides."""
+    return next((_Match(rule, text) for rule in layer for text in statements if rule.matches(text)), None)
+
+
+def _root_first(layer: list[Rule], statements: Iterable[str]) -> _Match | None:
+    """The order of the statements decides."""
+    return next((_Match(rule, text) for text in statements for rule in layer if rule.matches(text)), None)
+
+
+def _exit_code(evidence: Evidence) -> int | None:
+    if evidence.exit_code is not None:
+        return evidence.exit_code
+    found = _EXIT_CODE.search(evidence.exception)
+    return int(found.group(1)) if found else None
+
+
+def _finding(match: _Match) -> Finding:
+    line = shown(match.line)
+    return Finding(verdict=match.rule.verdict, rule=match.rule.name, line=line, reason=f"{match.rule.reason}: {line}")
+
+
+def _undecided(line: str) -> Finding:
+    said = shown(line)
+    return Finding(
+        verdict=Verdict.UNKNOWN, rule="", line=said, reason=f"no rule knows this failure{': ' if said else ''}{said}"
+    )

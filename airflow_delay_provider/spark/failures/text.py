@@ -1,0 +1,101 @@
+"""Lines of a log: their level, their text without the prefix, structured ones unfolded, secrets masked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+#: Longer lines keep their beginning and their end; every pattern therefore sees a bounded text.
+MAX_LINE = 4000
+#: What a line for people may take.
+MAX_SHOWN = 300
+#: A structured line may carry a whole stack trace; beyond this it is cut like any other line.
+_MAX_JSON = 1_000_000
+
+_AIRFLOW_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{[^}]{1,200}\} [A-Z]{4,8} - ")
+_RECORD = re.compile(
+    r"^(?:\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[T ]\d\d:\d\d:\d\d\S{0,12}(?: UTC| [+-]\d{4})?\s+(?:- )?"
+    r"(?:\[[^\]]{0,200}\]\s+)?(?:\S{1,100}\s+(?:- )?)?)?"
+    r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL|SEVERE)\b(?P<text>.*)$",
+    re.DOTALL,
+)
+_SECRETS = (
+    (re.compile(r"(://[^/\s:@]{1,200}:)[^@\s/]{1,500}(@)"), r"\1***\2"),
+    (
+        re.compile(
+            r"(?i)((?:password|passwd|pwd|secret|token|credential|api[_-]?key|access[_-]?key|account[._-]?key|signature|sig)"
+            r"[\w.\-]{0,60}[\"']?\s{0,3}[=:]\s{0,3}[\"']?)[^\s\"'&;,)]{1,500}"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)(bearer |basic )[\w.~+/=\-]{8,4000}"), r"\1***"),
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,32}\b"), "***"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line: ``level`` is empty where the line starts no log record."""
+
+    level: str
+    text: str
+
+
+def cut(line: str, limit: int = MAX_LINE) -> str:
+    """Shorten in the middle: what went wrong stands at the beginning or at the end."""
+    if len(line) <= limit:
+        return line
+    tail = limit // 4
+    return f"{line[: limit - tail - 5]} ... {line[-tail:]}"
+
+
+def shown(text: str) -> str:
+    """Return the text for people: one line, short, without secrets."""
+    line = " ".join(cut(text).split())
+    for pattern, replacement in _SECRETS:
+        line = pattern.sub(replacement, line)
+    return cut(line, MAX_SHOWN)
+
+
+def record(line: str) -> Record:
+    """Tell the level from the text; a line that begins no record is its own text."""
+    line = _AIRFLOW_PREFIX.sub("", line.rstrip())
+    found = _RECORD.match(line)
+    if found is None or (line.startswith("ERROR:") and found.group("text")[1:2] != ":"):
+        return Record("", line)
+    return Record(found.group("level"), found.group("text").strip(" :-"))
+
+
+def unfolded(line: str) -> Iterator[str]:
+    """Yield the line, bounded; a structured (JSON) log record as the lines of the text log it stands for."""
+    if line.startswith("{") and len(line) <= _MAX_JSON:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict) and "msg" in entry:
+            yield from map(cut, _text_of(entry))
+            return
+    yield cut(line)
+
+
+def _text_of(entry: dict[str, Any]) -> Iterator[str]:
+    message, *more = str(entry["msg"]).splitlines() or [""]
+    yield f"{entry.get('ts', '')} {entry.get('level', 'INFO')} {entry.get('logger', '')}: {message}".lstrip()
+    yield from more
+    exception = entry.get("exception")
+    if isinstance(exception, dict):
+        yield from f"{exception.get('class', '')}: {exception.get('msg', '')}".splitlines()
+        yield from _frames(exception.get("stacktrace"))
+
+
+def _frames(stacktrace: object) -> Iterator[str]:
+    if isinstance(stacktrace, str):
+        yield from stacktrace.splitlines()
+    elif isinstance(stacktrace, list):
+        for frame in stacktrace:
+            if isinstance(frame, dict):
+                yield f"\tat {frame.get('class', '')}.{frame.get('method', '')}"
