@@ -1,0 +1,234 @@
+"""spark-submit that leaves nothing behind, ends jobs nobody works on, and knows afterwards what went wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Self
+
+import requests
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import CommsDecoder
+
+from airflow_delay_provider.spark import guard
+from airflow_delay_provider.spark.driver_log import read_driver_log
+from airflow_delay_provider.spark.failures import Evidence, OutputWindow
+from airflow_delay_provider.spark.raised import evidence_of
+from airflow_delay_provider.spark.starvation import StarvationWatch, StarvedError
+
+LOOK_SECONDS = 0.5
+#: The guard kills what does not end, so it needs a little more time than that gets.
+PATIENCE_SECONDS = guard.GRACE_SECONDS + 2
+MASTER_UI_PORT = 8080
+#: A master that recovers names an exception here; one that does not know the driver says no more.
+UNKNOWN_JOB = re.compile(
+    r"Spark REST API returned failure for \S+: unknown error$|YARN RM REST API returned HTTP 404 for application"
+)
+
+
+class GuardedSparkSubmitHook(SparkSubmitHook):
+    """The provider's hook with the same arguments and connections, run under `airflow_delay_provider.spark.guard`.
+
+    The extra ``master-ui-port`` of a connection (8080 by default) is where a standalone master is asked which worker
+    has the log of a driver.
+
+    :param starvation_timeout: how long nobody may work on a job before it is ended; None waits for ever.
+    :param arguments: those of the provider's hook.
+    """
+
+    def __init__(self, *, starvation_timeout: timedelta | None = timedelta(minutes=10), **arguments: Any) -> None:
+        self._guarded: GuardedProcess | None = None
+        self._kill_asked = False
+        self._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
+        self._forget()
+        super().__init__(**arguments)
+
+    @classmethod
+    def guarding(cls, plain: SparkSubmitHook, *, starvation_timeout: timedelta | None) -> Self:
+        """Return a guarded hook with the arguments of one that has submitted nothing, whatever arguments there are."""
+        guarded = cls.__new__(cls)
+        guarded.__dict__.update({name: value for name, value in vars(plain).items() if name != "_submit_sp"})
+        guarded._guarded, guarded._kill_asked = None, False
+        guarded._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
+        guarded._forget()
+        return guarded
+
+    @property
+    def exit_code(self) -> int | None:
+        """With which the last spark-submit failed; None when none did, and when the watchdog ended it."""
+        return None if self._guarded is None or self._starved_by else self._guarded.returncode or None
+
+    def evidence(self, error: BaseException) -> Evidence:
+        """Return all that is known of an attempt that ended with ``error``."""
+        told = evidence_of(error)
+        return replace(
+            told,
+            exit_code=self.exit_code if told.exit_code is None else told.exit_code,
+            output=self._window.lines() or told.output,
+            driver_state=told.driver_state or self._driver_status,
+            driver_output=self._read_driver_output(),
+        )
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run spark-submit; nothing of it runs on afterwards, whatever is raised."""
+        self._forget()
+        guarding = {"start_new_session": True, "errors": "replace"}
+        with lifeline() as held_by_guard, self._attended():
+            try:
+                driver_id: str | None = super().submit(application, stdin=held_by_guard, **guarding, **kwargs)
+            except Exception:
+                self._raise_if_starved()
+                raise
+            finally:
+                if self._guarded is not None:
+                    self._guarded.kill()
+                    self._guarded.close()
+        return driver_id
+
+    def on_kill(self) -> None:
+        """End spark-submit and all that it started, and the driver where the cluster runs it."""
+        self._kill_asked = True
+        super().on_kill()
+
+    @property
+    def _submit_sp(self) -> GuardedProcess | None:
+        return self._guarded
+
+    @_submit_sp.setter
+    def _submit_sp(self, process: subprocess.Popen[str] | None) -> None:
+        self._guarded = None if process is None else GuardedProcess(process)
+        if self._guarded is not None and self._kill_asked:
+            self._guarded.kill()
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        command = super()._build_spark_submit_command(application)
+        return [sys.executable, "-I", "-S", guard.__file__, *command]
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        super()._process_spark_submit_log(self._observed(itr))
+
+    def _observed(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self._window.feed(line.rstrip("\n"))
+            self._watch.see(time.monotonic(), line)
+            yield line
+
+    def _process_spark_status_log(self, itr: Iterator[Any]) -> None:
+        super()._process_spark_status_log(itr)
+        self._watch.see_driver(time.monotonic(), self._driver_status)
+        if starved_by := self._watch.starved(time.monotonic()):
+            self._starved_by = starved_by
+            super().on_kill()
+            self._driver_status = "KILLED"  # ends the provider's loop
+
+    def _start_driver_status_tracking(self) -> None:
+        super()._start_driver_status_tracking()
+        self._raise_if_starved()
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Look after spark-submit from a thread, as this one waits for the next line of its output."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._attend, args=(ended, find_supervisor()), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _attend(self, ended: threading.Event, supervisor: int | None) -> None:
+        while not ended.wait(LOOK_SECONDS):
+            process = self._guarded
+            if process is None:
+                continue
+            if process.was_killed():
+                process.kill()  # or its output would not end
+            elif supervisor not in (None, os.getppid()):
+                process.terminate()  # Airflow will run this task again, elsewhere
+            elif starved_by := self._watch.starved(time.monotonic()):
+                self._starved_by = starved_by
+                process.terminate()
+
+    def _raise_if_starved(self) -> None:
+        if self._starved_by:
+            # How the job ended is our own doing and tells nothing of it.
+            raise StarvedError(self._starved_by) from None
+
+    def _forget(self) -> None:
+        self._window, self._watch, self._starved_by = OutputWindow(), StarvationWatch(self._patience), ""
+
+    def _read_driver_output(self) -> list[str]:
+        """Return the log of a driver that the cluster ran, where it can be had."""
+        window = OutputWindow()
+        if self._should_track_driver_status and self._driver_id:
+            for master_ui in self._master_uis():
+                with suppress(requests.RequestException, LookupError):
+                    for line in read_driver_log(master_ui, self._driver_id):
+                        window.feed(line)
+                    break
+        return window.lines()
+
+    def _master_uis(self) -> list[str]:
+        port = self.get_connection(self._conn_id).extra_dejson.get("master-ui-port", MASTER_UI_PORT)
+        masters = self._connection["master"].removeprefix("spark://").split(",")
+        return [f"http://{master.strip().rpartition(':')[0]}:{port}" for master in masters]
+
+
+class GuardedProcess:
+    """The process of a guard, which must not be killed: it would leave behind what it guards."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def kill(self) -> None:
+        """Have the guard end everything; return once it has."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE_SECONDS)
+        if self.was_killed():
+            guard.end_session(self._process.pid)
+
+    def was_killed(self) -> bool:
+        """Whether it ended without having ended what it guards."""
+        code = self._process.poll()
+        return code is not None and code < 0
+
+    def close(self) -> None:
+        """Close the end of its output."""
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """A pipe that only this process keeps open: yield the end whose reader learns when this process is gone."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+def find_supervisor() -> int | None:
+    """Return the process that supervises this task; None where the task runs without one, as in ``dag.test()``."""
+    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    return os.getppid() if isinstance(comms, CommsDecoder) else None
+
+
+def is_unknown_job(error: BaseException) -> bool:
+    """Whether the cluster says that it knows no job with the id it was asked for, as after a restart."""
+    return bool(UNKNOWN_JOB.search(str(error))) or getattr(error, "status", None) == 404
