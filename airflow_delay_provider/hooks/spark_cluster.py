@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
@@ -28,13 +29,16 @@ def cluster_of(connection: Connection, *, check: str | None = None) -> ClusterAd
 
     The hook itself is not asked: it writes the keytab of the connection to a file, and needs a Kubernetes client.
 
+    Its extra says what else can be asked: ``yarn_resourcemanager_webapp_address``, and ``master-ui-port`` and
+    ``rest-port`` of a standalone master, which are not guessed, as neither need be open.
+
     :param check: dotted path of a function that gets the connection's id and says whether its cluster is up.
     """
     extra = connection.extra_dejson
     hints = Hints(
-        master_web_url=extra.get("master-web-url") or "",
+        master_ui_port=_parse_port(extra, "master-ui-port"),
         rest_scheme=extra.get("rest-scheme") or "http",
-        rest_port=_parse_port(extra.get("rest-port")),
+        rest_port=_parse_port(extra, "rest-port"),
         yarn_resourcemanager_webapp_address=extra.get("yarn_resourcemanager_webapp_address") or "",
     )
     return parse_address(master_of(connection), conn_id=connection.conn_id, hints=hints, check=check)
@@ -48,10 +52,11 @@ def master_of(connection: Connection) -> str:
     return f"{master}:{connection.port}" if connection.port else master
 
 
-def _parse_port(given: object) -> int | None:
+def _parse_port(extra: Mapping[str, Any], field: str) -> int | None:
+    given = extra.get(field)
     if given is None or given == "":
         return None
     try:
         return int(str(given))
     except ValueError:
-        raise ConfigurationError(f"rest-port: {given!r} is not a number; give that of spark.master.rest.port") from None
+        raise ConfigurationError(f"{field}: {given!r} is not a number; give that of a port of the master") from None

@@ -42,12 +42,13 @@ class ClusterAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hints:
-    """What a connection tells beyond the master; lists are separated by commas."""
+    """What a connection tells beyond the master."""
 
-    #: Pages of standalone masters, such as ``http://10.0.0.1:8080``.
-    master_web_url: str = ""
+    #: Of the pages of standalone masters.
+    master_ui_port: int | None = None
     rest_scheme: str = "http"
     rest_port: int | None = None
+    #: One or more, separated by commas.
     yarn_resourcemanager_webapp_address: str = ""
 
 
@@ -62,8 +63,8 @@ def parse_address(
     elif kind is ClusterKind.YARN:
         address = _yarn(conn_id, hints)
     elif kind is ClusterKind.KUBERNETES:
-        servers = _base_urls("host", master.removeprefix("k8s://"), scheme="https")
-        address = ClusterAddress(kind=kind, name=f"k8s://{','.join(servers)}", web_urls=servers)
+        server = _base_url("host", master.removeprefix("k8s://"), "https")
+        address = ClusterAddress(kind=kind, name=f"k8s://{server}", web_urls=(server,))
     elif kind is ClusterKind.LOCAL:
         address = ClusterAddress(kind=kind, name="local")
     elif check is not None:
@@ -82,13 +83,15 @@ def _standalone(master: str, hints: Hints) -> ClusterAddress:
         kind=ClusterKind.STANDALONE,
         name=f"spark://{','.join(masters)}",
         masters=masters,
-        rest_urls=tuple(_rest_urls(masters, hints)),
-        web_urls=_base_urls("master-web-url", hints.master_web_url),
+        rest_urls=tuple(_urls_of("rest-scheme, rest-port", masters, hints.rest_scheme, hints.rest_port)),
+        web_urls=tuple(_urls_of("master-ui-port", masters, "http", hints.master_ui_port)),
     )
 
 
 def _yarn(conn_id: str, hints: Hints) -> ClusterAddress:
-    managers = _base_urls("yarn_resourcemanager_webapp_address", hints.yarn_resourcemanager_webapp_address)
+    field = "yarn_resourcemanager_webapp_address"
+    given = [each.strip() for each in hints.yarn_resourcemanager_webapp_address.split(",") if each.strip()]
+    managers = tuple(sorted(_base_url(field, each, "http") for each in given))
     # Where Hadoop's configuration alone knows the cluster, two connections may mean two clusters.
     name = f"yarn:{','.join(managers) or conn_id}"
     return ClusterAddress(kind=ClusterKind.YARN, name=name, web_urls=managers)
@@ -117,15 +120,10 @@ def _parse_masters(master: str) -> Iterator[str]:
         yield _location(parts)
 
 
-def _rest_urls(masters: tuple[str, ...], hints: Hints) -> Iterator[str]:
-    if hints.rest_port is not None:
+def _urls_of(field: str, masters: tuple[str, ...], scheme: str, port: int | None) -> Iterator[str]:
+    if port is not None:
         for master in masters:
-            host = master.rpartition(":")[0]
-            yield _base_url("rest-scheme, rest-port", f"{hints.rest_scheme}://{host}:{hints.rest_port}", "http")
-
-
-def _base_urls(field: str, text: str, *, scheme: str = "http") -> tuple[str, ...]:
-    return tuple(sorted(_base_url(field, each.strip(), scheme) for each in text.split(",") if each.strip()))
+            yield _base_url(field, f"{scheme}://{master.rpartition(':')[0]}:{port}", "http")
 
 
 def _base_url(field: str, text: str, scheme: str) -> str:

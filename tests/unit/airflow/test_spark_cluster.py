@@ -65,7 +65,7 @@ def test_the_master_is_the_one_that_the_provider_submits_to(
 
 
 def test_the_extra_tells_where_to_ask(define: Any) -> None:
-    extra = {"rest-port": "6067", "rest-scheme": "https", "master-web-url": "http://h:8080", "deploy-mode": "cluster"}
+    extra = {"rest-port": "6067", "rest-scheme": "https", "master-ui-port": 8080, "deploy-mode": "cluster"}
     conn_id = define({"conn_type": "spark", "host": "h", "port": 7077, "password": SECRET, "extra": extra})
     assert find_cluster(conn_id, check="my.check") == ClusterAddress(
         kind=ClusterKind.STANDALONE,
@@ -89,8 +89,9 @@ def test_a_connection_that_is_not_defined_means_yarn_as_it_does_for_the_provider
     assert find_cluster("nobody_defined_this").name == "yarn:nobody_defined_this"
 
 
+@pytest.mark.parametrize("field", ["rest-port", "master-ui-port"])
 @pytest.mark.parametrize("port", ["many", "-1", 99999, 0])
-def test_a_wrong_rest_port_is_refused(define: Any, port: object) -> None:
-    extra = {"rest-port": port}
-    with pytest.raises(ConfigurationError, match="rest-port"):
+def test_a_wrong_port_is_refused(define: Any, field: str, port: object) -> None:
+    extra = {field: port}
+    with pytest.raises(ConfigurationError, match=f"{field}: .*; give "):
         find_cluster(define({"conn_type": "spark", "host": "h", "port": 7077, "extra": extra}))

@@ -15,7 +15,12 @@ from typing import Any
 
 @contextmanager
 def answering(
-    answers: Mapping[str, Any], *, certificate: tuple[Path, Path] | None = None, seen: list[str] | None = None
+    answers: Mapping[str, Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    certificate: tuple[Path, Path] | None = None,
+    seen: list[str] | None = None,
 ) -> Iterator[str]:
     """Give ``host:port`` of a server; an answer is a status or an object sent as JSON, or bytes."""
 
@@ -36,7 +41,7 @@ def answering(
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer((host, port), Handler) as server:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
@@ -44,7 +49,7 @@ def answering(
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that turned away is no error
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"{host}:{server.server_port}"
         server.shutdown()
         thread.join()
 

@@ -25,6 +25,10 @@ ACTIVE = {"clusterInfo": {"state": "STARTED", "haState": "ACTIVE"}}
 STANDBY_MASTER = {"status": "STANDBY", "aliveworkers": 0, "workers": []}
 
 
+def port_of(host_port: str) -> int:
+    return int(host_port.rpartition(":")[2])
+
+
 @pytest.mark.parametrize(
     ("master", "kind", "name"),
     [
@@ -51,7 +55,7 @@ def test_a_master_has_one_name_whoever_writes_it(master: str, kind: str, name: s
 
 
 def test_it_is_known_where_to_ask_only_as_far_as_the_connection_tells() -> None:
-    hints = Hints(master_web_url="a:8080, http://me:secret@b:8080/", rest_scheme="https", rest_port=6066)
+    hints = Hints(master_ui_port=8080, rest_scheme="https", rest_port=6066)
     assert parse_address("spark://b:7077,a:7077", hints=hints) == ClusterAddress(
         kind=ClusterKind.STANDALONE,
         name="spark://a:7077,b:7077",
@@ -78,8 +82,9 @@ def test_resource_managers_name_the_cluster_where_they_are_known() -> None:
         ("mesos://me:secret@a:5050", {}, "host"),
         ("", {}, "host"),
         ("k8s://ftp://a", {}, "host"),
-        ("spark://a:7077", {"master_web_url": "ftp://me:secret@a"}, "master-web-url"),
-        ("spark://a:7077", {"master_web_url": "http://a:80800"}, "master-web-url"),
+        ("k8s://", {}, "host"),
+        ("spark://a:7077", {"master_ui_port": 80800}, "master-ui-port"),
+        ("yarn", {"yarn_resourcemanager_webapp_address": "ftp://me:secret@a"}, "yarn_resourcemanager_webapp_address"),
         ("spark://a:7077", {"rest_port": 6066, "rest_scheme": "gopher"}, "rest-scheme, rest-port"),
         ("yarn", {"yarn_resourcemanager_webapp_address": "http://"}, "yarn_resourcemanager_webapp_address"),
     ],
@@ -138,16 +143,20 @@ def test_one_of_several_masters_is_enough() -> None:
 def test_a_master_is_up_when_its_page_says_so(answer: Any, is_up: bool, reason: str) -> None:
     seen: list[str] = []
     with answering({"/json/": answer, "/elsewhere": {"status": "ALIVE", "aliveworkers": 1}}, seen=seen) as master:
-        found = probe(parse_address(f"spark://{master}", hints=Hints(master_web_url=master)))
+        found = probe(parse_address(f"spark://{master}", hints=Hints(master_ui_port=port_of(master))))
     assert found.is_up is is_up
     assert reason in found.reason
     assert seen == ["/json/"], "a redirect was followed"
 
 
 def test_the_page_of_a_standby_master_does_not_hide_the_active_one() -> None:
-    with answering({"/json/": STANDBY_MASTER}) as one, answering({"/json/": {"status": "ALIVE"}}) as other:
-        assert probe(parse_address(f"spark://{one},{other}", hints=Hints(master_web_url=f"{one},{other}"))).is_up
-        assert not probe(parse_address(f"spark://{one}", hints=Hints(master_web_url=one))).is_up
+    with (
+        answering({"/json/": STANDBY_MASTER}) as standby,
+        answering({"/json/": {"status": "ALIVE"}}, host="127.0.0.2", port=port_of(standby)) as active,
+    ):
+        hints = Hints(master_ui_port=port_of(standby))
+        assert not probe(parse_address(f"spark://{standby}", hints=hints)).is_up
+        assert probe(parse_address(f"spark://{standby},{active}", hints=hints)).is_up
 
 
 @pytest.mark.parametrize(
@@ -167,7 +176,7 @@ def test_the_page_of_a_standby_master_does_not_hide_the_active_one() -> None:
 )
 def test_a_master_is_up_when_its_rest_server_looks_for_drivers(answer: Any, is_up: bool, state: str) -> None:
     with answering({STATUS: answer}) as master:
-        hints = Hints(rest_port=int(master.rpartition(":")[2]))
+        hints = Hints(rest_port=port_of(master))
         expected = Probe(is_up, f"the master of http://{master} is {state}")
         assert probe(parse_address(f"spark://{master}", hints=hints)) == expected
 

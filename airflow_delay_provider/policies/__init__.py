@@ -1,0 +1,1 @@
+"""Retry policies for operators of others."""
