@@ -63,6 +63,11 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
         return guarded
 
     @property
+    def was_started(self) -> bool:
+        """Whether spark-submit was run at all."""
+        return self._guarded is not None
+
+    @property
     def exit_code(self) -> int | None:
         """With which the last spark-submit failed; None when none did, and when the watchdog ended it."""
         return None if self._guarded is None or self._starved_by else self._guarded.returncode or None
@@ -118,8 +123,9 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
 
     def _observed(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
-            self._window.feed(line.rstrip("\n"))
-            self._watch.see(time.monotonic(), line)
+            if not self._starved_by:  # what a job says while we end it tells nothing of it
+                self._window.feed(line)
+                self._watch.see(time.monotonic(), line)
             yield line
 
     def _process_spark_status_log(self, itr: Iterator[Any]) -> None:
@@ -161,7 +167,6 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
 
     def _raise_if_starved(self) -> None:
         if self._starved_by:
-            # How the job ended is our own doing and tells nothing of it.
             raise StarvedError(self._starved_by) from None
 
     def _forget(self) -> None:

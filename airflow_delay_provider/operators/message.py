@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_delay_provider.domain.journal import FROM_THE_START
-from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice, resolve_deliver_at
 from airflow_delay_provider.exceptions import InvalidMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
@@ -22,6 +22,7 @@ from airflow_delay_provider.hooks.failures import failing_at_once
 from airflow_delay_provider.hooks.message_ids import cancel_in_time, parse_message_ids
 from airflow_delay_provider.hooks.remembering import TaskMemory, schedule_once
 from airflow_delay_provider.links import DelayedMessageLink, message_url
+from airflow_delay_provider.operators.origin import origin_of
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched
 
@@ -161,7 +162,7 @@ class ScheduleMessageOperator(BaseOperator):
             self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
 
     def _compose(self, context: Context, *, now: datetime) -> list[Message]:
-        origin, messages = _origin_of(context), list[Message]()
+        origin, messages = origin_of(context), list[Message]()
         for position, fields in enumerate(self._each_message(context)):
             whole = {"channel": None, "payload": None} | fields
             try:
@@ -180,7 +181,7 @@ class ScheduleMessageOperator(BaseOperator):
             raise InvalidMessageError("message_id", "one id is given for many messages", "give each its own, or none")
         else:
             items = self.messages
-        origin = _origin_of(context)
+        origin = origin_of(context)
         return [
             {"message_id": origin.message_id(position)} | _with_defaults(position, item, defaults)
             for position, item in enumerate(items)
@@ -315,12 +316,6 @@ class RescheduleMessageOperator(BaseOperator):
             broker.reschedule(ids, due)
         self.log.info("Rescheduled %d messages to %s", len(ids), due.isoformat())
         return ids
-
-
-def _origin_of(context: Context) -> Origin:
-    ti = context["ti"]
-    map_index = -1 if ti.map_index is None else ti.map_index
-    return Origin(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=map_index)
 
 
 def _with_defaults(position: int, item: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

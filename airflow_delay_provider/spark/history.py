@@ -78,8 +78,8 @@ class History:
 
     def end(self, now: datetime) -> History:
         """Note that no submission follows."""
-        last = self.last if self.last.ended_at is not None else replace(self.last, ended_at=now)
-        return replace(self, phase=Phase.ENDED, attempts=(*self.attempts[:-1], last), next_at=None)
+        ended = tuple(each if each.ended_at else replace(each, ended_at=now) for each in self.attempts)
+        return replace(self, phase=Phase.ENDED, attempts=ended, next_at=None)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON data."""

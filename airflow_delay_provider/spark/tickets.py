@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 from uuid import UUID, uuid5
 
 from airflow_delay_provider.domain.clock import ceil_ms
@@ -55,19 +57,10 @@ class Ticket:
 
     def as_message(self, channel: str) -> Message:
         """Return it as a broker takes it."""
-        content = {
-            "attempt": self.attempt,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "cluster": self.cluster,
-            "waits_for": self.waits_for.value,
-            "extension": self.extension,
-            "began_at": self.began_at.isoformat(),
-        }
         return Message(
             id=self.id,
             channel=channel,
-            payload=json.dumps(content).encode(),
+            payload=json.dumps(self.as_json()).encode(),
             deliver_at=self.deliver_at,
             content_type="application/json",
             origin=self.origin,
@@ -77,19 +70,26 @@ class Ticket:
     def from_message(cls, message: Message) -> Ticket | None:
         """Undo :meth:`as_message`; None for a message that is no ticket."""
         try:
-            content = json.loads(message.payload)
-            if message.origin is None:
-                return None
-            return cls(
-                origin=message.origin,
-                began_at=datetime.fromisoformat(content["began_at"]),
-                attempt=content["attempt"],
-                verdict=content["verdict"],
-                reason=content["reason"],
-                cluster=content["cluster"],
-                deliver_at=message.deliver_at,
-                waits_for=WaitsFor(content["waits_for"]),
-                extension=content["extension"],
-            )
+            return replace(cls.from_json(json.loads(message.payload)), deliver_at=message.deliver_at)
         except (ValueError, KeyError, TypeError):
             return None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        times = {"began_at": self.began_at.isoformat(), "deliver_at": self.deliver_at.isoformat()}
+        return asdict(self) | times | {"waits_for": self.waits_for.value}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Ticket:
+        """Undo :meth:`as_json`."""
+        return cls(
+            origin=Origin(**stored["origin"]),
+            began_at=datetime.fromisoformat(stored["began_at"]),
+            attempt=stored["attempt"],
+            verdict=stored["verdict"],
+            reason=stored["reason"],
+            cluster=stored["cluster"],
+            deliver_at=datetime.fromisoformat(stored["deliver_at"]),
+            waits_for=WaitsFor(stored["waits_for"]),
+            extension=stored["extension"],
+        )

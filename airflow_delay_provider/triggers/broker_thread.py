@@ -17,8 +17,6 @@ from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.base import Broker
-
     #: The kind of thread, its event loop, the connection and who holds its messages.
     Key: TypeAlias = tuple[type["BrokerThread"], asyncio.AbstractEventLoop, str, str | None]
 
@@ -83,7 +81,7 @@ class BrokerThread(ABC):
         self._look_now.set()
 
     @abstractmethod
-    def look(self, broker: Broker) -> bool:
+    def look(self, hook: DelayHook) -> bool:
         """Make the blocking calls of one round and say whether more can be had at once; runs in the thread."""
 
     @abstractmethod
@@ -102,7 +100,7 @@ class BrokerThread(ABC):
         while not self._stop.is_set():
             self._look_now.clear()
             try:
-                more = self.look(hook.get_conn())
+                more = self.look(hook)
             except Exception as error:  # noqa: BLE001 - waiters survive whatever a broker's client raises
                 _close(hook)
                 if isinstance(error, ConfigurationError) and not self._has_looked:

@@ -13,8 +13,8 @@ from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.base import Broker
     from airflow_delay_provider.domain.message import Message
+    from airflow_delay_provider.hooks.delay import DelayHook
 
     Filter = Callable[[Message], bool]
 
@@ -59,7 +59,8 @@ class ChannelWatch(BrokerThread):
                 del self._waiters[watch]
                 self._watches = tuple(self._waiters)
 
-    def look(self, broker: Broker) -> bool:
+    def look(self, hook: DelayHook) -> bool:
+        broker = hook.get_conn()
         watches = self._watches
         for channel in {watch.channel for watch in watches}:
             here = [watch for watch in watches if watch.channel == channel]

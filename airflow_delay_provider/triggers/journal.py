@@ -15,6 +15,7 @@ from airflow_delay_provider.triggers.broker_thread import BrokerThread
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker
     from airflow_delay_provider.domain.journal import JournalEntry
+    from airflow_delay_provider.hooks.delay import DelayHook
 
 ItemT = TypeVar("ItemT")
 
@@ -74,7 +75,8 @@ class JournalTail(BrokerThread):
         self._timer.cancel()
         super().stop()
 
-    def look(self, broker: Broker) -> bool:
+    def look(self, hook: DelayHook) -> bool:
+        broker = hook.get_conn()
         # The position is taken before the first look-back, so that the two overlap.
         if self._position is None:
             self._position = self._reconciled = broker.journal_end()
