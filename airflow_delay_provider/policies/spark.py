@@ -13,6 +13,7 @@ from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.schedule import parse_choice
 from airflow_delay_provider.spark.failures import Finding, Rules, Verdict, classify
+from airflow_delay_provider.spark.failures.rule_entries import read_rules
 from airflow_delay_provider.spark.raised import evidence_of
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class SparkRetryPolicy(RetryPolicy):
     ) -> None:
         self.backoff = backoff
         self.on_unknown = parse_choice("on_unknown", OnUnknown, on_unknown)
-        #: Rules of one's own are checked when the DAG is parsed; the built-in ones alone are read when they are needed.
-        self.rules = Rules.builtin().extended_by(rules) if rules else None
+        # A mistake shows when the DAG is parsed; the built-in rules, which take a while to read, are left alone.
+        read_rules(rules)
+        self.rules = tuple(rules)
         self.random = random
 
     def evaluate(
@@ -70,7 +72,7 @@ class SparkRetryPolicy(RetryPolicy):
         context: Context | None = None,  # noqa: ARG002
     ) -> RetryDecision:
         """Decide from what the exception tells."""
-        finding = classify(evidence_of(exception), self.rules)
+        finding = classify(evidence_of(exception), Rules.builtin().extended_by(self.rules))
         reason = " ".join(f"{finding.verdict}: {finding.reason}".split())[:MAX_REASON]
         if self._is_final(finding):
             return RetryDecision.fail(reason)

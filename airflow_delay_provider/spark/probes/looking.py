@@ -26,7 +26,8 @@ def probe(address: ClusterAddress, *, timeout: timedelta = timedelta(seconds=10)
         look = _looks.get(address)
         if look is None:
             look = _looks[address] = Future()
-            work = (look, address, timeout.total_seconds())
+            # A little less for the questions: who was asked and did not answer says more than that time is up.
+            work = (look, address, timeout.total_seconds() * 0.9)
             threading.Thread(target=_look, args=work, name="spark-probe", daemon=True).start()
     try:
         return look.result(timeout.total_seconds())
