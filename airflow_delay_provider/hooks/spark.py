@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
@@ -128,8 +128,9 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
                 self._watch.see(time.monotonic(), line)
             yield line
 
-    def _process_spark_status_log(self, itr: Iterator[Any]) -> None:
-        super()._process_spark_status_log(itr)
+    def _process_spark_status_log(self, itr: Any) -> None:
+        with closing(itr):  # it is a pipe, which the provider forgets
+            super()._process_spark_status_log(itr)
         self._watch.see_driver(time.monotonic(), self._driver_status)
         if starved_by := self._watch.starved(time.monotonic()):
             self._starved_by = starved_by

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pyspark
 
-from tests.servers import process
 from tests.servers.component import Component, ComponentDiedError, wait_for
+from tests.servers.kafka import free_ports
 from tests.servers.kafka_distribution import find_java
 from tests.servers.sessions import Guardian
 
@@ -59,7 +59,7 @@ class SparkCluster:
         log_dir.mkdir(parents=True, exist_ok=True)
         self._guardian = Guardian()
         for _ in range(3):  # another run may take a free port between our look and our start
-            self._ports = {name: process.free_port() for name in ("rpc", "rest", "ui", "worker ui")}
+            self._ports = dict(zip(("rpc", "rest", "ui", "worker ui"), free_ports(4), strict=True))
             self._master, self._worker = self._plan_components(log_dir, self._guardian, java)
             try:
                 self.start_master()
@@ -137,11 +137,7 @@ class SparkCluster:
         )
 
     def _daemon_environment(self, java: Path) -> dict[str, str]:
-        rest = {
-            "spark.master.rest.enabled": "true",
-            "spark.master.rest.host": HOST,
-            "spark.master.rest.port": self.rest_port,
-        }
+        rest = {"enabled": "true", "host": HOST, "port": self.rest_port}
         return {
             "JAVA_HOME": str(java.resolve().parents[1]),
             "SPARK_DAEMON_MEMORY": "256m",

@@ -228,6 +228,8 @@ def test_the_provider_still_has_the_seams_that_the_hook_is_attached_to() -> None
     assert "self._submit_sp = subprocess.Popen(" in submit
     assert "self._process_spark_submit_log(iter(self._submit_sp.stdout))" in submit
     assert "self._submit_sp.kill()" in on_kill
+    tracking = inspect.getsource(SparkSubmitHook._start_driver_status_tracking)
+    assert "self._process_spark_status_log(iter(status_process.stdout))" in tracking
     attributes = inspect.getsource(SparkSubmitHook.__init__)
     for name in ("_conn_id", "_connection", "_driver_id", "_driver_status", "_should_track_driver_status"):
         assert f"self.{name}" in attributes

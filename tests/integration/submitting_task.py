@@ -1,0 +1,15 @@
+"""Submits a job as a task of Airflow does, whose ``on_kill`` runs in the handler of SIGTERM: settings, application."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook
+
+settings = json.loads(sys.argv[1])
+hook = GuardedSparkSubmitHook(**settings)
+signal.signal(signal.SIGTERM, lambda *_: hook.on_kill())
+print("submitting", flush=True)
+hook.submit(sys.argv[2])

@@ -1,0 +1,275 @@
+"""Jobs on a real Spark: what is known of a failed one, and what is left of an ended one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
+from airflow_delay_provider.spark.failures import Verdict, classify
+from airflow_delay_provider.spark.starvation import StarvedError
+from tests.servers import component
+from tests.servers.process import free_port
+from tests.servers.spark import SparkCluster
+from tests.sparks import (
+    CONF,
+    CONN_ID,
+    JOBS,
+    connection_of,
+    private_cluster,
+    running_with,
+    submitting_environment,
+    submitting_to,
+)
+
+wait_for = partial(component.wait_for, seconds=90, interval=0.1)
+
+TASK = Path(__file__).with_name("submitting_task.py")
+PASSING = (Verdict.TRANSIENT, Verdict.INFRASTRUCTURE)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with private_cluster(tmp_path_factory.mktemp("spark")) as started:
+        yield started
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """An argument by which the processes of one job are known; they are all gone in the end."""
+    chosen = uuid4().hex
+    yield chosen
+    left = running_with(chosen)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def make_hook(*arguments: object, starvation_seconds: float = 600, **settings: Any) -> GuardedSparkSubmitHook:
+    return GuardedSparkSubmitHook(
+        conn_id=CONN_ID,
+        conf=CONF,
+        application_args=[str(each) for each in arguments],
+        starvation_timeout=timedelta(seconds=starvation_seconds),
+        **settings,
+    )
+
+
+# -- what is known of a job that failed ------------------------------------------------------------------------------
+
+
+def test_the_refused_connection_of_a_jvm_is_found_in_the_whole_output() -> None:
+    """The last lines, which the provider keeps, do not hold it."""
+    with submitting_to(None):
+        hook = make_hook(f"127.0.0.1:{free_port()}")
+        hook._conf = {**CONF, "spark.hadoop.ipc.client.connect.max.retries": "0"}
+        with pytest.raises(AirflowException, match="Error code is: 1") as caught:
+            hook.submit(str(JOBS / "read_hdfs.py"))
+        evidence = hook.evidence(caught.value)
+    assert any("java.net.ConnectException" in line and "Connection refused" in line for line in evidence.output)
+    assert evidence.exit_code == 1
+    assert classify(evidence).verdict in PASSING
+
+
+def test_the_exit_code_of_a_python_driver_is_passed_on() -> None:
+    with submitting_to(None):
+        hook = make_hook(75)
+        with pytest.raises(AirflowException) as caught:
+            hook.submit(str(JOBS / "exit_with.py"))
+        evidence = hook.evidence(caught.value)
+    assert evidence.exit_code == 75
+    assert "the driver has decided to end" in evidence.output
+
+
+# -- what is left of a job that was ended ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sign_of_life(tmp_path: Path) -> Path:
+    """A file that an executor writes when it works on a job."""
+    return tmp_path / "works"
+
+
+@pytest.fixture
+def task(cluster: SparkCluster, mark: str, sign_of_life: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that submits a job which would run for ever."""
+    settings = {"conn_id": CONN_ID, "conf": CONF, "application_args": [mark, str(sign_of_life)]}
+    command = [sys.executable, str(TASK), json.dumps(settings), str(JOBS / "work_for_ever.py")]
+    env = {**os.environ, **submitting_environment(connection_of(cluster))}
+    with (tmp_path / "task.log").open("wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def guard_runs(mark: str, _life: Path) -> bool:
+    return any("guard.py" in " ".join(each.info["cmdline"]) for each in running_with(mark))
+
+
+def jvm_runs(mark: str, _life: Path) -> bool:
+    return any("org.apache.spark.deploy.SparkSubmit" in each.info["cmdline"] for each in running_with(mark))
+
+
+def python_driver_runs(mark: str, _life: Path) -> bool:
+    return any(str(JOBS / "work_for_ever.py") in each.info["cmdline"][:2] for each in running_with(mark))
+
+
+def executor_works(_mark: str, sign_of_life: Path) -> bool:
+    return sign_of_life.exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "moment"),
+    [
+        (signal.SIGTERM, guard_runs),
+        (signal.SIGTERM, jvm_runs),
+        (signal.SIGTERM, executor_works),
+        (signal.SIGKILL, python_driver_runs),
+        (signal.SIGKILL, executor_works),
+    ],
+)
+def test_a_task_that_is_ended_at_any_moment_leaves_nothing(
+    cluster: SparkCluster,
+    task: subprocess.Popen[bytes],
+    mark: str,
+    sign_of_life: Path,
+    signum: int,
+    moment: Callable[[str, Path], bool],
+) -> None:
+    """SIGTERM is how Airflow ends a task, which calls ``on_kill``; SIGKILL is a worker that dies."""
+    wait_for(lambda: moment(mark, sign_of_life), what=moment.__name__)
+    task.send_signal(signum)
+    task.wait(20)
+    others = {task.pid}
+    wait_for(lambda: {each.pid for each in running_with(mark)} <= others, what="nothing of the job runs", seconds=20)
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+
+
+def test_a_guard_killed_in_mid_job_leaves_nothing(
+    cluster: SparkCluster, task: subprocess.Popen[bytes], mark: str, sign_of_life: Path
+) -> None:
+    wait_for(sign_of_life.exists, what="an executor works")
+    next(each for each in running_with(mark) if "guard.py" in " ".join(each.info["cmdline"])).kill()
+    assert task.wait(20) != 0
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+
+
+# -- jobs that would wait for ever -----------------------------------------------------------------------------------
+
+
+def test_a_job_whose_only_worker_was_killed_is_ended(cluster: SparkCluster, mark: str, sign_of_life: Path) -> None:
+    killer = threading.Thread(
+        target=lambda: (wait_for(sign_of_life.exists, what="an executor works"), cluster.kill_worker())
+    )
+    killer.start()
+    with submitting_to(cluster):
+        hook = make_hook(mark, sign_of_life, starvation_seconds=3)
+        try:
+            with pytest.raises(StarvedError, match="all executors were lost and none came back") as caught:
+                hook.submit(str(JOBS / "work_for_ever.py"))
+        finally:
+            killer.join()
+    assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+
+
+@pytest.fixture
+def no_worker(cluster: SparkCluster) -> Iterator[SparkCluster]:
+    cluster.kill_worker()
+    wait_for(lambda: not cluster.has_worker(), what="the worker is missed")
+    yield cluster
+    cluster.start_worker()
+
+
+def test_a_job_that_no_worker_accepts_is_ended(no_worker: SparkCluster, mark: str, sign_of_life: Path) -> None:
+    with submitting_to(no_worker):
+        hook = make_hook(mark, sign_of_life, starvation_seconds=2)
+        with pytest.raises(StarvedError, match="no executor accepted work") as caught:
+            hook.submit(str(JOBS / "work_for_ever.py"))
+    assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
+    wait_for(lambda: not no_worker.applications(), what="the master knows of no application", seconds=20)
+
+
+# -- drivers that the cluster runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def submit_driver(tmp_path: Path) -> Callable[..., GuardedSparkSubmitHook]:
+    """Has the cluster run a Python program as a driver, which spark-submit itself only does with JVM programs."""
+    jar = tmp_path / "nothing.jar"
+    with zipfile.ZipFile(jar, "w") as archive:
+        archive.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+
+    def submit(job: str, *arguments: object, starvation_seconds: float = 600) -> GuardedSparkSubmitHook:
+        hook = make_hook(
+            JOBS / job,
+            "",
+            *arguments,
+            starvation_seconds=starvation_seconds,
+            deploy_mode="cluster",
+            java_class="org.apache.spark.deploy.PythonRunner",
+        )
+        assert hook.submit(str(jar)) == hook._driver_id
+        return hook
+
+    return submit
+
+
+def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_master_does_not_know_it(
+    cluster: SparkCluster, submit_driver: Callable[..., GuardedSparkSubmitHook]
+) -> None:
+    with submitting_to(cluster):
+        hook = submit_driver("refused.py", free_port())
+        operator = SparkSubmitOperator(task_id="submit", conn_id=CONN_ID)
+        operator._hook = hook
+        with pytest.raises(RuntimeError, match="exited with status FAILED") as caught:
+            operator.poll_until_complete(hook._driver_id, {})
+        evidence = hook.evidence(caught.value)
+        assert evidence.driver_state == "FAILED"
+        assert "ConnectionRefusedError: [Errno 111] Connection refused" in evidence.driver_output
+        assert classify(evidence).verdict in PASSING
+
+        assert operator.get_job_status(hook._driver_id, {}) == "FAILED"
+        cluster.kill_master()
+        with pytest.raises(OSError, match="refused") as down:
+            operator.get_job_status(hook._driver_id, {})
+        assert not is_unknown_job(down.value)
+        assert list(hook.evidence(caught.value).driver_output) == []
+        cluster.start_master()
+        with pytest.raises(RuntimeError) as unknown:
+            operator.get_job_status(hook._driver_id, {})
+        assert is_unknown_job(unknown.value)
+        wait_for(cluster.has_worker, what="the worker has come back")
+
+
+def test_a_driver_that_no_worker_takes_is_ended(
+    no_worker: SparkCluster, submit_driver: Callable[..., GuardedSparkSubmitHook]
+) -> None:
+    with submitting_to(no_worker):
+        hook = submit_driver("exit_with.py", 0, starvation_seconds=2)
+        began = time.monotonic()
+        with pytest.raises(StarvedError, match="no worker took the driver") as caught:
+            hook._start_driver_status_tracking()
+        assert time.monotonic() - began < 20
+        assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
+    state = no_worker.state()
+    assert state is not None
+    assert state["activedrivers"] == []
