@@ -97,6 +97,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> None:
         """Begin, or go on where an earlier try of this task was cut off."""
+        self.message_link = ""
         history = self._load(context)
         if history is None or history.phase is Phase.ENDED:
             history = History(began_at=self._clock.now())
