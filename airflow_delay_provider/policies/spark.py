@@ -68,8 +68,8 @@ class SparkRetryPolicy(RetryPolicy):
         self,
         exception: BaseException,
         try_number: int,
-        max_tries: int,  # noqa: ARG002 - Airflow keeps to it
-        context: Context | None = None,  # noqa: ARG002
+        max_tries: int,  # noqa: ARG002 - Airflow itself keeps to it
+        context: Context | None = None,  # noqa: ARG002 - the exception tells enough
     ) -> RetryDecision:
         """Decide from what the exception tells."""
         finding = classify(evidence_of(exception), Rules.builtin().extended_by(self.rules))
