@@ -63,7 +63,7 @@ def take_turns(
     """
     _ensure(connection, cluster)
     row = connection.execute(select(_GATE.full_at_ms).where(_GATE.cluster == cluster).with_for_update()).one()
-    step, start = every // ONE_MS, floor_ms(now)
+    step, start = -(-every // ONE_MS), floor_ms(now)
     full_at, turns = max(row.full_at_ms, start), list[int]()
     for _ in range(n):
         turns.append(max(start, full_at - (burst - 1) * step))

@@ -88,7 +88,9 @@ class History:
             "phase": self.phase.value,
             "next_at": _iso(self.next_at),
             "attempts": [
-                asdict(each) | {"started_at": _iso(each.started_at), "ended_at": _iso(each.ended_at)}
+                asdict(each)
+                | {"started_at": _iso(each.started_at), "ended_at": _iso(each.ended_at)}
+                | {"verdict": None if each.verdict is None else each.verdict.value}
                 for each in self.attempts
             ],
         }
