@@ -21,10 +21,11 @@ def get_provider_info() -> dict[str, Any]:
             "airflow_delay_provider.hooks.delay",
             "airflow_delay_provider.hooks.rabbitmq",
             "airflow_delay_provider.hooks.kafka",
+            "airflow_delay_provider.hooks.spark",
         ),
-        "operators": _modules("airflow_delay_provider.operators.message"),
-        "sensors": _modules("airflow_delay_provider.sensors.message"),
-        "triggers": _modules("airflow_delay_provider.triggers.message"),
+        "operators": _modules("airflow_delay_provider.operators.message", "airflow_delay_provider.operators.spark"),
+        "sensors": _modules("airflow_delay_provider.sensors.message", "airflow_delay_provider.sensors.spark"),
+        "triggers": _modules("airflow_delay_provider.triggers.message", "airflow_delay_provider.triggers.spark"),
         "connection-types": CONNECTION_TYPES,
         "extra-links": ["airflow_delay_provider.links.DelayedMessageLink"],
         "task-decorators": [
@@ -99,6 +100,12 @@ _OPTIONS = {
         " after a time-out. Empty is a new name at each start.",
         example="dispatcher-1",
         default="",
+    ),
+    "spark_submissions_per_second": _option(
+        "float", "How many failed Spark jobs a second are submitted again to one cluster.", default="1.0"
+    ),
+    "spark_submission_burst": _option(
+        "integer", "How many of them may be submitted at once after a quiet time.", default="5"
     ),
     "retention_days": _option("float", "Days for which messages that ended are kept.", default="30"),
 }

@@ -90,6 +90,8 @@ def test_the_settings_have_working_defaults() -> None:
     assert conf.getfloat("delay", "dispatcher_rate_limit") == 0
     assert conf.getint("delay", "dispatcher_health_port") == 8795
     assert conf.getfloat("delay", "retention_days") == 30
+    assert conf.getfloat("delay", "spark_submissions_per_second") == 1
+    assert conf.getint("delay", "spark_submission_burst") == 5
     assert conf.get("delay", "ledger_url") == ""
     for name in ("project_connections", "climb_connections", "dispatcher_instance"):
         assert conf.get("delay", name) == ""
