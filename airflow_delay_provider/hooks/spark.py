@@ -16,8 +16,7 @@ from typing import Any, Self
 
 import requests
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import CommsDecoder
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_delay_provider.spark import guard
 from airflow_delay_provider.spark.driver_log import read_driver_log
@@ -38,6 +37,9 @@ UNKNOWN_JOB = re.compile(
 class GuardedSparkSubmitHook(SparkSubmitHook):
     """The provider's hook with the same arguments and connections, run under `airflow_delay_provider.spark.guard`.
 
+    A worker that dies takes its job with it, except one whose driver the cluster runs: that goes on and can be found
+    again by its id.
+
     The extra ``master-ui-port`` of a connection (8080 by default) is where a standalone master is asked which worker
     has the log of a driver.
 
@@ -45,8 +47,9 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     :param arguments: those of the provider's hook.
     """
 
+    _guarded: GuardedProcess | None
+
     def __init__(self, *, starvation_timeout: timedelta | None = timedelta(minutes=10), **arguments: Any) -> None:
-        self._guarded: GuardedProcess | None = None
         self._kill_asked = False
         self._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
         self._forget()
@@ -84,7 +87,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
         )
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run spark-submit; nothing of it runs on afterwards, whatever is raised."""
+        """Run spark-submit; nothing of it runs on afterwards, whatever is raised. A job that was ended has failed."""
         self._forget()
         guarding = {"start_new_session": True, "errors": "replace"}
         with lifeline() as held_by_guard, self._attended():
@@ -94,15 +97,23 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
                 self._raise_if_starved()
                 raise
             finally:
-                if self._guarded is not None:
-                    self._guarded.kill()
-                    self._guarded.close()
+                self._leave_nothing()
+        self._raise_if_starved()
+        if self._kill_asked:
+            raise AirflowException("the job was killed")
         return driver_id
 
     def on_kill(self) -> None:
         """End spark-submit and all that it started, and the driver where the cluster runs it."""
         self._kill_asked = True
         super().on_kill()
+
+    def _leave_nothing(self) -> None:
+        if self._guarded is not None:
+            self._guarded.kill()
+            self._guarded.close()
+        if self._kill_asked:
+            super().on_kill()  # the output may have named the driver only after the kill
 
     @property
     def _submit_sp(self) -> GuardedProcess | None:
@@ -171,7 +182,11 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
             raise StarvedError(self._starved_by) from None
 
     def _forget(self) -> None:
-        self._window, self._watch, self._starved_by = OutputWindow(), StarvationWatch(self._patience), ""
+        """Begin anew, with nothing known of earlier submissions."""
+        self._guarded = None
+        self._window = OutputWindow()
+        self._watch = StarvationWatch(self._patience)
+        self._starved_by = ""
 
     def _read_driver_output(self) -> list[str]:
         """Return the log of a driver that the cluster ran, where it can be had."""
@@ -231,6 +246,9 @@ def lifeline() -> Iterator[int]:
 
 def find_supervisor() -> int | None:
     """Return the process that supervises this task; None where the task runs without one, as in ``dag.test()``."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CommsDecoder
+
     comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
     return os.getppid() if isinstance(comms, CommsDecoder) else None
 

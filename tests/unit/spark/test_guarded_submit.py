@@ -24,7 +24,7 @@ from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknow
 from airflow_delay_provider.spark.starvation import StarvedError
 from tests.servers import component
 
-wait_for = partial(component.wait_for, seconds=20, interval=0.02)
+wait_for = partial(component.wait_for, seconds=20, interval=0.05)
 
 WARNING = "WARN TaskSchedulerImpl: Initial job has not accepted any resources"
 #: As Airflow supervises: the task is forked, and has a line to whom forked it.
@@ -144,6 +144,23 @@ def test_a_kill_before_the_submission_is_not_forgotten(make_hook: MakeHook, mark
         hook.submit("job.py")
 
 
+def test_a_killed_job_has_failed_also_when_it_ends_as_if_nothing_were(make_hook: MakeHook, mark: str) -> None:
+    """As drivers do that handle SIGTERM."""
+    hook = make_hook(f"trap 'exit 0' TERM; echo ready; kill -TERM {os.getpid()}; tail -f /dev/null {mark}")
+    before = signal.signal(signal.SIGTERM, lambda *_: hook.on_kill())
+    try:
+        with pytest.raises(AirflowException, match="the job was killed"):
+            hook.submit("job.py")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_starved_job_has_failed_also_when_it_ends_as_if_nothing_were(make_hook: MakeHook) -> None:
+    hook = make_hook(f"trap 'exit 0' TERM; while true; do echo '{WARNING}'; sleep 0.1; done", starvation_timeout=0.5)
+    with pytest.raises(StarvedError):
+        hook.submit("job.py")
+
+
 def test_an_error_while_the_job_runs_ends_it(make_hook: MakeHook, mark: str) -> None:
     """As when Airflow raises the execution time-out in the middle of a line."""
 
@@ -182,7 +199,7 @@ def test_a_task_whose_supervisor_was_killed_ends_its_job(tmp_path: Path, monkeyp
     binary = program(tmp_path, mark, f"tail -f /dev/null {mark}")
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISED, binary], stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: any("tail" in each.info["cmdline"] for each in marked(mark)), what="the job runs")
+        wait_for(lambda: any("tail" in each.info["cmdline"] for each in marked(mark)), what="the job runs", seconds=90)
         supervisor.kill()
         supervisor.wait()
         wait_for(lambda: not marked(mark), what="nothing runs")
