@@ -87,19 +87,19 @@ class ClusterGate:
     def known_outage(self) -> Outage | None:
         """Return an outage that somebody has seen and that nobody is to check yet."""
         outage = self._find_outage()
-        return outage if outage is not None and outage.next_look_at > self._clock.now() else None
+        return outage if outage is not None and self._is_to_rest(outage) else None
 
     def ask(self, n: int, *, with_turns: bool = True) -> list[Answer]:
         """Look whether the cluster is up, once for ``n`` submissions, and give each its turn."""
         if not n:
             return []
-        outage = self.known_outage()
-        if outage is not None:
-            reason = f"{self._cluster.name} was down when last looked at, since {outage.since:%H:%M:%S} UTC"
-            return [Answer(at=outage.next_look_at, down=reason)] * n
+        known = self._find_outage()
+        if known is not None and self._is_to_rest(known):
+            reason = f"{self._cluster.name} was down when last looked at, since {known.since:%H:%M:%S} UTC"
+            return [Answer(at=known.next_look_at, down=reason)] * n
         seen = probe(self._cluster)
         if not seen.is_up:
-            return [self._note_down(seen.reason)] * n
+            return [self._note_down(known, seen.reason)] * n
         self._note_up()
         return [Answer(at=at) for at in (self.take_turns(n) if with_turns else [self._clock.now()] * n)]
 
@@ -119,10 +119,11 @@ class ClusterGate:
             lambda connection: gates.take_turns(connection, name, n, now=now, every=every, burst=burst)
         )
 
-    def _note_down(self, reason: str) -> Answer:
+    def _note_down(self, known: Outage | None, reason: str) -> Answer:
+        """What was known before the look: those who looked at the same time count as one."""
         from airflow_delay_provider.ledger import gates
 
-        known, now = self._find_outage(), self._clock.now()
+        now = self._clock.now()
         pause = LOOKS.delay(1 if known is None else known.looks + 1, self._random)
         self._ledger.transact(
             lambda connection: gates.note_down(connection, self._name, known=known, now=now, pause=pause)
@@ -134,6 +135,9 @@ class ClusterGate:
 
         if self._find_outage() is not None:
             self._ledger.transact(lambda connection: gates.note_up(connection, self._name))
+
+    def _is_to_rest(self, outage: Outage) -> bool:
+        return outage.next_look_at > self._clock.now()
 
     def _find_outage(self) -> Outage | None:
         from airflow_delay_provider.ledger import gates
