@@ -1,0 +1,54 @@
+"""Spark jobs of the caller's choice, submitted again soon."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
+from airflow_delay_provider.spark.retrying import SparkRetries
+
+SOON = SparkRetries(
+    max_attempts=3,
+    backoff=Backoff(initial=timedelta(seconds=2), floor=timedelta(seconds=1), cap=timedelta(seconds=4)),
+)
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+JOB: dict[str, Any] = {
+    "application": "{{ params.application }}",
+    "application_args": "{{ params.arguments }}",
+    "conf": {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.executor.memory": "512m",
+        "spark.stage.maxConsecutiveAttempts": "1",
+    },
+    "driver_memory": "512m",
+    "env_vars": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable},
+    "spark_retries": SOON,
+    "starvation_timeout": timedelta(seconds=25),
+    "retries": 2,
+    "retry_delay": timedelta(seconds=1),
+}
+
+
+def dag(name: str) -> DAG:
+    return DAG(
+        name,
+        schedule=None,
+        params={"application": "", "arguments": []},
+        render_template_as_native_obj=True,
+    )
+
+
+with dag("spark_local"):
+    SparkSubmitRetryOperator(task_id="job", conn_id="spark_local", **JOB)
+
+with dag("spark_standalone"):
+    SparkSubmitRetryOperator(task_id="job", conn_id="spark_standalone", **JOB)

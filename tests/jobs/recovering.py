@@ -1,0 +1,71 @@
+"""Fails in the given way until somebody mends what it needs: ``recovering.py WAY FOLDER``.
+
+Each submission leaves a line in ``FOLDER/submissions`` with the moments at which it began and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+way, folder = sys.argv[1], Path(sys.argv[2])
+is_mended = (folder / "mended").exists()
+with (folder / "submissions").open("a") as submissions:
+    submissions.write(json.dumps({"pid": os.getpid(), "at": time.time()}) + "\n")
+
+
+def read_source(numbers: Iterator[int]) -> Iterator[int]:
+    """Connection refused until the source listens."""
+    port = (folder / "port").read_text()
+    return iter([sum(numbers) + len(urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10).read())])
+
+
+def fill_disk(numbers: Iterator[int]) -> Iterator[int]:
+    """No space left until the file leads elsewhere than to /dev/full."""
+    (folder / "disk").write_bytes(b"x" * 100_000)
+    return numbers
+
+
+def lose_shuffle() -> None:
+    """A fetch failure: what one stage wrote is gone before the next one reads it."""
+    disks = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirs()
+    for disk in disks:
+        for found in Path(disk.getPath()).rglob("shuffle_*.data"):
+            found.unlink()
+
+
+def work(numbers: Iterator[int]) -> Iterator[int]:
+    """For as long as nobody mends anything."""
+    (folder / "working").touch()
+    deadline = time.monotonic() + 300
+    while not (folder / "mended").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return numbers
+
+
+spark = SparkSession.builder.getOrCreate()
+numbers = spark.sparkContext.parallelize(range(4), 1)
+if way == "source":
+    print("sum", numbers.mapPartitions(read_source).sum())
+elif way == "disk":
+    print("count", numbers.mapPartitions(fill_disk).count())
+elif way == "memory":
+    gateway = spark.sparkContext._gateway
+    print("length", len(gateway.new_array(gateway.jvm.byte, 1000 if is_mended else 2**30)))
+elif way == "shuffle":
+    groups = numbers.map(lambda number: (number % 2, number)).groupByKey(1)
+    groups.count()
+    if not is_mended:
+        lose_shuffle()
+    print("groups", groups.count())
+elif way == "work":
+    print("count", numbers.mapPartitions(work).count())
+else:
+    raise SystemExit(f"there is no way {way}")
