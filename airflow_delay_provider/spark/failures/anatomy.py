@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from airflow_delay_provider.spark.failures.text import Record, cut, record, unfolded
+from airflow_delay_provider.spark.failures.text import MAX_STATEMENT, Record, cut, record, unfolded
 
 #: How many further lines of a message are read; plans and rows may follow it for pages.
 _MESSAGE_LINES = 12
+#: How many statements of one failure are kept, half of them next to its root.
+_STATEMENTS = 24
+#: How far back the last remarks of a log without failures are looked for.
+_REMARKS = 40
 
 _TRACEBACK = "Traceback (most recent call last):"
 _DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
@@ -21,7 +25,8 @@ _UNCAUGHT = re.compile(r'^Exception in thread "|^Uncaught exception|^Unhandled e
 _EXCEPTION = re.compile(
     r'^(?:\s{0,8}Caused by: |: |\s{0,8}Suppressed: |Exception in thread "[^"]{0,200}" )?'
     r"(?:[A-Za-z_$][\w$]{0,100}\.){0,20}[A-Z_][\w$]{0,100}"
-    r"(?:Error|Exception|Throwable|Failure|Interrupt|Fault|Timeout|Exit|Refused|Denied|NotFound|Warning)(?=[:\s]|$)"
+    r"(?:Error|Exception|Throwable|Failure|Interrupt|Fault|Timeout|Exit|Refused|Denied|NotFound|Warning)(?=[:\s(]|$)"
+    r"|^\s{0,8}Caused by: \S"
 )
 _NAMES_EXCEPTION = re.compile(r"Traceback \(most|[a-z](?:Error|Exception)\b")
 #: Said outside of any stack trace, by launchers, interpreters and resource managers.
@@ -30,16 +35,19 @@ _STATEMENT = re.compile(
     r"|# java\.lang\.|diagnostics: (?!N/A|\[?AM container is launched)|[Tt]ermination (?:reason|message): |exit code: "
     r"|Killed\b|Segmentation fault|Aborted\b|User class threw exception|User application exited"
     r"|Could not find valid SPARK_HOME|Unrecognized |Invalid (?:initial|maximum) heap|Server access error"
-    r"|Container (?:killed|exited|released|marked|is running|\[pid)|Exit status: |Diagnostics: )"
+    r"|Container (?:killed|exited|released|marked|is running|\[pid)|Exit status: |Diagnostics: "
+    r"|Application \S{1,60} (?:failed|was killed|is killed)|Failing this attempt)"
     r"|^\S{1,200}: (?:error: |line \d{1,6}: |can't open file|command not found|No such file|Permission denied|cannot )"
     r"|^\[[A-Z][A-Z0-9_.]{3,200}\] "
 )
 _FRAME = re.compile(
-    r"^\s{1,12}at |^\s{1,12}\.{3} \d{1,6} more|^\s{0,8}File \"|^\s*$|^Driver stacktrace:"
+    r"^[\s|]{0,12}at \S|^\s{1,12}\.{3} \d{1,6} more|^\s{0,8}File \"|^\s*$|^Driver stacktrace:"
     r"|^\.\.\. \d{1,12} lines left out"
 )
 _TROUBLE = re.compile(r"(?i)exception|error|lost |fail|refused|timed out|killed|unresponsive|not accepted")
 _PLAN = re.compile(r"^\s*(?:[+:]-|:  |'[A-Z]|==|\||\^)")
+#: A job that succeeds later shows that what failed before did not end the application.
+_JOB_DONE = re.compile(r"^DAGScheduler: Job \d{1,9} finished")
 _ERRORS = frozenset({"ERROR", "FATAL", "CRITICAL", "SEVERE"})
 
 
@@ -54,14 +62,20 @@ class Failure:
     statements: list[str] = field(default_factory=list)
 
 
-def failures(lines: Iterable[str]) -> list[Failure]:
+def failures(lines: Sequence[str]) -> list[Failure]:
     """Return the failures in the order of the log."""
     reader = _Reader()
     for line in lines:
         for part in unfolded(line):
             for physical in part.splitlines():
                 reader.read(cut(physical))
-    return reader.finished()
+    return reader.finished() or _last_remarks(lines)
+
+
+def _last_remarks(lines: Sequence[str]) -> list[Failure]:
+    """Where nothing looks like a failure, what was printed last is all there is."""
+    remarks = [line.strip() for line in lines[-_REMARKS:] if not record(line).level and not _FRAME.match(line)]
+    return [Failure(statements=[cut("\n".join(remarks[-_MESSAGE_LINES:]), MAX_STATEMENT)])] if remarks else []
 
 
 def last_failure_first(found: list[Failure]) -> list[Failure]:
@@ -105,13 +119,19 @@ class _Reader:
         if self._in_traceback and entry.level not in _ERRORS:
             return
         self._close()
-        if entry.level in _ERRORS:
+        if _JOB_DONE.search(entry.text):
+            self._survived_so_far()
+        elif entry.level in _ERRORS:
             self._start(Failure())
             self._say(entry.text)
         elif entry.level in {"WARN", "WARNING"} or _NAMES_EXCEPTION.search(entry.text):
             self._start(Failure(survivable=True))
             self._say(entry.text)
         self._in_traceback = entry.text.endswith(_TRACEBACK)
+
+    def _survived_so_far(self) -> None:
+        for failure in self._found:
+            failure.survivable = True
 
     def _continue(self, text: str) -> None:
         stripped = text.strip()
@@ -126,6 +146,9 @@ class _Reader:
             if text[:1].strip(" ^~"):
                 self._in_traceback = False
                 self._say(text)
+        elif text.startswith('  File "'):  # Python reports what it cannot parse without a heading
+            self._start(Failure(uncaught=True))
+            self._in_traceback = True
         elif _UNCAUGHT.match(text):
             self._start(Failure(uncaught=True))
             self._say(text)
@@ -157,13 +180,13 @@ class _Reader:
 
     def _more_of_the_message(self, text: str) -> None:
         if self._chain and self._room and not _FRAME.match(text) and not _PLAN.match(text):
-            self._chain[-1] = cut(f"{self._chain[-1]}\n{text.strip()}")
+            self._chain[-1] = cut(f"{self._chain[-1]}\n{text.strip()}", MAX_STATEMENT)
             self._room -= 1
         elif _FRAME.match(text) and text.strip():
             self._room = 0
 
     def _say(self, text: str) -> None:
-        self._chain.append(text.strip())
+        self._chain.append(cut(text.strip(), MAX_STATEMENT))
         self._room = _MESSAGE_LINES
 
     def _start(self, failure: Failure) -> None:
@@ -173,16 +196,23 @@ class _Reader:
 
     def _close(self) -> None:
         if self._open is not None:
-            self._open.statements = list(self._root_first())
+            ordered = self._root_first()
+            half = _STATEMENTS // 2
+            self._open.statements = ordered if len(ordered) <= _STATEMENTS else ordered[:half] + ordered[-half:]
         self._open, self._chain, self._earlier = None, [], []
         self._in_traceback, self._link, self._room = False, None, 0
 
-    def _root_first(self) -> Iterator[str]:
+    def _root_first(self) -> list[str]:
         """A declared cause speaks before what it caused; what was merely being handled speaks after."""
         ordered = self._chain[::-1]
         for is_cause, chain in reversed(self._earlier):
             ordered = chain[::-1] + ordered if is_cause else ordered + chain[::-1]
-        return iter(ordered)
+        return ordered
+
+
+def names_exception(statement: str) -> bool:
+    """Tell whether the statement is an exception, and not just a remark."""
+    return bool(_EXCEPTION.match(statement) or _NAMES_EXCEPTION.search(statement))
 
 
 def decisive(line: str) -> bool:

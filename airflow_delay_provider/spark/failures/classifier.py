@@ -10,13 +10,17 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first
+from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first, names_exception
 from airflow_delay_provider.spark.failures.evidence import Evidence
 from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
 from airflow_delay_provider.spark.failures.text import shown, unfolded
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 
 _EXIT_CODE = re.compile(r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=)(-?\d{1,3})\b")
+
+
+#: How many failures of one log are asked for a reason.
+_ASKED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +48,29 @@ class _Case:
         self._rules = rules
         self._exit_code = _exit_code(evidence)
         self._texts = [
-            list(source)
-            for source in (
-                evidence.driver_output,
-                evidence.diagnostics.splitlines(),
-                evidence.output,
-                evidence.exception.splitlines(),
-            )
+            evidence.driver_output,
+            evidence.diagnostics.splitlines(),
+            evidence.output,
+            evidence.exception.splitlines(),
         ]
-        #: Per source, what weighs most first.
-        self._sources = [last_failure_first(failures(text)) for text in self._texts]
+        #: Per source, the failures that are asked for a reason, in this order.
+        self._sources = [list(self._worth_asking(failures(text))) for text in self._texts]
 
     def judged_by(self, layer: tuple[Rule, ...]) -> _Match | None:
         """Return the first rule that applies, in the order of :class:`Where`."""
+        last = _looking(layer, Where.LAST)
         return (
             self._anywhere(_looking(layer, Where.ANYWHERE))
             or self._ending(_looking(layer, Where.FAILURE))
             or self._failures(layer)
             or self._facts(_looking(layer, Where.CAUSE))
-            or self._failures_once_more(_looking(layer, Where.LAST))
-            or self._facts(_looking(layer, Where.LAST))
+            or _first(last, [text for source in self._sources for failure in source for text in failure.statements])
+            or self._facts(last)
         )
 
     def last_words(self) -> str:
         """Return what was said last, for people to read."""
-        return next((one.statements[0] for source in self._sources for one in source), "")
+        return next((failure.statements[0] for source in self._sources for failure in source), "")
 
     def _anywhere(self, layer: list[Rule]) -> _Match | None:
         lines = [part for text in self._texts for line in text for part in unfolded(line)] if layer else []
@@ -76,15 +78,8 @@ class _Case:
 
     def _ending(self, layer: list[Rule]) -> _Match | None:
         """The order of the rules decides between what was said last and what is known from outside."""
-        endings = [
-            failure.statements for source in self._sources for failure in source[:1] if not self._is_echo(failure)
-        ]
-        for rule in layer:
-            match = next(filter(None, (_first([rule], statements) for statements in endings)), None)
-            match = match or self._facts([rule])
-            if match is not None:
-                return match
-        return None
+        endings = [text for source in self._sources for failure in source[:1] for text in failure.statements]
+        return next(filter(None, (_first([rule], endings) or self._facts([rule]) for rule in layer)), None)
 
     def _facts(self, layer: list[Rule]) -> _Match | None:
         code, state, pod = self._exit_code, self._evidence.driver_state, self._evidence.pod_reason
@@ -99,26 +94,33 @@ class _Case:
 
     def _failures(self, layer: tuple[Rule, ...]) -> _Match | None:
         whole, causes = _looking(layer, Where.FAILURE), _looking(layer, Where.CAUSE)
-        for source in self._sources:
-            for failure in source:
-                if self._is_echo(failure):
-                    continue
-                match = _first(whole, failure.statements) or _root_first(causes, self._telling(failure))
-                if match is not None:
-                    return match
-                if any(True for _ in self._telling(failure)):
-                    break
+        for failure in (one for source in self._sources for one in source):
+            match = _first(whole, failure.statements) or _root_first(causes, self._telling(failure))
+            if match is not None:
+                return match
         return None
 
-    def _failures_once_more(self, layer: list[Rule]) -> _Match | None:
-        statements = [text for source in self._sources for failure in source for text in failure.statements]
-        return _first(layer, statements)
+    def _worth_asking(self, found: list[Failure]) -> Iterator[Failure]:
+        """Yield what ended the application, and what came before it as long as that says nothing.
 
-    def _is_echo(self, failure: Failure) -> bool:
-        return any(self._rules.echoes.search(text) for text in failure.statements)
+        What was survived counts only where something else broke; an exception that no rule knows is not explained by
+        another that came before it.
+        """
+        broken = any(not failure.survivable for failure in found)
+        for failure in last_failure_first(found)[:_ASKED]:
+            if broken or not failure.survivable:
+                yield failure
+            if not failure.survivable and self._speaks_for_itself(failure):
+                return
 
-    def _telling(self, failure: Failure) -> Iterator[str]:
-        return (text for text in failure.statements if not self._rules.hollow_statements.search(text))
+    def _speaks_for_itself(self, failure: Failure) -> bool:
+        return any(failure.uncaught or names_exception(text) for text in self._telling(failure))
+
+    def _telling(self, failure: Failure) -> list[str]:
+        """Leave out what names no reason; an echo names none at all."""
+        if any(self._rules.echoes.search(text) for text in failure.statements):
+            return []
+        return [text for text in failure.statements if not self._rules.hollow_statements.search(text)]
 
 
 def _looking(layer: Iterable[Rule], where: Where) -> list[Rule]:

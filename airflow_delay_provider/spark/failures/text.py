@@ -10,6 +10,8 @@ from typing import Any
 
 #: Longer lines keep their beginning and their end; every pattern therefore sees a bounded text.
 MAX_LINE = 4000
+#: What is read of one exception, its further lines included.
+MAX_STATEMENT = 1500
 #: What a line for people may take.
 MAX_SHOWN = 300
 #: A structured line may carry a whole stack trace; beyond this it is cut like any other line.

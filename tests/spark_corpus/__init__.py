@@ -1,0 +1,1 @@
+"""Jobs that really fail, the logs they left, and what each of them is."""

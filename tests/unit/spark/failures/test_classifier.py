@@ -1,0 +1,220 @@
+"""What weighs more than what."""
+
+from __future__ import annotations
+
+import json
+
+from airflow_delay_provider.spark.failures import Evidence, Verdict, classify
+
+REFUSED = "java.net.ConnectException: Connection refused"
+
+
+def verdict(*output: str, exit_code: int | None = 1) -> Verdict:
+    return classify(Evidence(exit_code=exit_code, output=output)).verdict
+
+
+def test_a_finding_names_rule_line_and_reason_in_one_line() -> None:
+    finding = classify(Evidence(exit_code=1, output=["Traceback (most recent call last):", "NameError: name 'x'"]))
+
+    assert finding.rule == "python-mistake"
+    assert finding.line == "NameError: name 'x'"
+    assert finding.reason == "the Python program is wrong: NameError: name 'x'"
+
+
+def test_nothing_known_is_unknown() -> None:
+    finding = classify(Evidence())
+
+    assert (finding.verdict, finding.rule, finding.line) == (Verdict.UNKNOWN, "", "")
+
+
+def test_the_root_of_the_causes_decides_over_its_wrapper() -> None:
+    wrapped = "pyspark.errors.exceptions.captured.AnalysisException: org.apache.hadoop.hive.ql.metadata.HiveException"
+
+    assert verdict(f'Exception in thread "main" {wrapped}', f"Caused by: {REFUSED}") is Verdict.TRANSIENT
+    assert verdict(f'Exception in thread "main" {wrapped}') is Verdict.PERMANENT
+
+
+def test_a_lost_shuffle_file_is_no_missing_file() -> None:
+    assert (
+        verdict(
+            "org.apache.spark.SparkException: Job aborted: org.apache.spark.shuffle.FetchFailedException",
+            "Caused by: java.io.FileNotFoundException: /tmp/shuffle_0_0_0.index (No such file or directory)",
+        )
+        is Verdict.INFRASTRUCTURE
+    )
+
+
+def test_a_declared_cause_decides_over_what_it_caused() -> None:
+    assert (
+        verdict(
+            "Traceback (most recent call last):",
+            '  File "job.py", line 1, in <module>',
+            "ConnectionRefusedError: [Errno 111] Connection refused",
+            "",
+            "The above exception was the direct cause of the following exception:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "job.py", line 3, in <module>',
+            "RuntimeError: orders could not be loaded",
+        )
+        is Verdict.TRANSIENT
+    )
+
+
+def test_a_mistake_made_while_handling_a_failure_decides() -> None:
+    assert (
+        verdict(
+            "Traceback (most recent call last):",
+            '  File "job.py", line 1, in <module>',
+            "ConnectionRefusedError: [Errno 111] Connection refused",
+            "",
+            "During handling of the above exception, another exception occurred:",
+            "",
+            "Traceback (most recent call last):",
+            '  File "job.py", line 3, in <module>',
+            "NameError: name 'notify' is not defined",
+        )
+        is Verdict.PERMANENT
+    )
+
+
+def test_an_unknown_exception_is_not_explained_by_an_earlier_one() -> None:
+    assert (
+        verdict(
+            "26/01/01 00:00:00 ERROR Executor: Exception in task 0.0 in stage 0.0 (TID 0)",
+            REFUSED,
+            "Traceback (most recent call last):",
+            '  File "job.py", line 3, in <module>',
+            "shop.TooFewOrders: 3",
+        )
+        is Verdict.UNKNOWN
+    )
+
+
+def test_an_ending_that_says_nothing_is_explained_by_what_came_before() -> None:
+    assert (
+        verdict(
+            "26/01/01 00:00:00 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are "
+            "unresponsive! Giving up.",
+            "Traceback (most recent call last):",
+            '  File "job.py", line 3, in <module>',
+            "py4j.protocol.Py4JJavaError: An error occurred while calling o1.count.",
+            ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+        )
+        is Verdict.INFRASTRUCTURE
+    )
+
+
+def test_what_a_later_job_survived_decides_nothing() -> None:
+    failed = ["26/01/01 00:00:00 ERROR Executor: Exception in task 0.0 in stage 0.0 (TID 0)", REFUSED]
+
+    assert verdict(*failed) is Verdict.TRANSIENT
+    assert verdict(*failed, "26/01/01 00:00:09 INFO DAGScheduler: Job 1 finished: count") is Verdict.UNKNOWN
+
+
+def test_a_record_of_another_thread_does_not_cut_a_traceback() -> None:
+    assert (
+        verdict(
+            "Traceback (most recent call last):",
+            '  File "job.py", line 3, in <module>',
+            "26/01/01 00:00:00 INFO BlockManagerInfo: Removed broadcast_0_piece0",
+            "    main()",
+            "KeyError: 'eu'",
+        )
+        is Verdict.PERMANENT
+    )
+
+
+def test_a_kill_signal_decides_over_what_was_logged_before() -> None:
+    logged = ["26/01/01 00:00:00 WARN Client: trouble", REFUSED]
+
+    for exit_code in (137, 143, -9, -15):
+        assert verdict(*logged, exit_code=exit_code) is Verdict.INFRASTRUCTURE
+
+
+def test_memory_decides_over_the_signal_it_was_answered_with() -> None:
+    assert verdict("java.lang.OutOfMemoryError: Java heap space", exit_code=143) is Verdict.RESOURCE
+
+
+def test_exit_codes_speak_when_nothing_else_does() -> None:
+    expected = {
+        1: Verdict.UNKNOWN,
+        2: Verdict.PERMANENT,
+        52: Verdict.RESOURCE,
+        56: Verdict.INFRASTRUCTURE,
+        75: Verdict.TRANSIENT,
+        101: Verdict.PERMANENT,
+        127: Verdict.PERMANENT,
+        134: Verdict.INFRASTRUCTURE,
+        -100: Verdict.INFRASTRUCTURE,
+        -102: Verdict.INFRASTRUCTURE,
+        -104: Verdict.RESOURCE,
+    }
+
+    assert {code: verdict(exit_code=code) for code in expected} == expected
+
+
+def test_the_exit_code_is_read_from_the_exception_of_the_hook() -> None:
+    told = Evidence(exception="Cannot execute: spark-submit job.py. Error code is: 137.")
+
+    assert classify(told).verdict is Verdict.INFRASTRUCTURE
+
+
+def test_states_and_reasons_of_clusters_are_heard() -> None:
+    assert classify(Evidence(driver_state="ERROR")).verdict is Verdict.INFRASTRUCTURE
+    assert classify(Evidence(driver_state="FAILED")).verdict is Verdict.UNKNOWN
+    assert classify(Evidence(driver_state="KILLED")).verdict is Verdict.INFRASTRUCTURE
+    assert classify(Evidence(pod_reason="OOMKilled", exit_code=137)).verdict is Verdict.RESOURCE
+    assert classify(Evidence(pod_reason="Evicted")).verdict is Verdict.INFRASTRUCTURE
+    assert classify(Evidence(pod_reason="ImagePullBackOff")).verdict is Verdict.PERMANENT
+    assert classify(Evidence(diagnostics="User class threw exception: java.lang.NullPointerException")).verdict is (
+        Verdict.PERMANENT
+    )
+
+
+def test_the_log_of_a_driver_elsewhere_decides_over_the_submission() -> None:
+    evidence = Evidence(
+        exit_code=1,
+        output=["26/01/01 00:00:00 ERROR ClientEndpoint: State of driver-1 is FAILED"],
+        driver_output=["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'shop'"],
+        driver_state="FAILED",
+    )
+
+    assert classify(evidence).verdict is Verdict.PERMANENT
+
+
+def test_structured_records_are_read_like_text() -> None:
+    entry = {
+        "ts": "2026-01-01T00:00:00Z",
+        "level": "ERROR",
+        "msg": "Exception in task 0.0 in stage 0.0 (TID 0)",
+        "exception": {
+            "class": "org.apache.spark.api.python.PythonException",
+            "msg": 'Traceback (most recent call last):\n  File "job.py"\nConnectionResetError: [Errno 104] reset',
+            "stacktrace": [{"class": "org.apache.spark.Task", "method": "run"}],
+        },
+        "logger": "Executor",
+    }
+
+    assert verdict(json.dumps(entry)) is Verdict.TRANSIENT
+
+
+def test_an_error_condition_of_the_json_line_is_enough() -> None:
+    entry = {"level": "ERROR", "msg": "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column. SQLSTATE: 42703", "logger": "x"}
+
+    assert verdict(json.dumps(entry)) is Verdict.PERMANENT
+
+
+def test_secrets_do_not_reach_the_finding() -> None:
+    finding = classify(
+        Evidence(
+            output=[
+                "java.sql.SQLException: Connection refused: jdbc:postgresql://etl:hunter2@db/shop?password=hunter2 "
+                "fs.azure.account.key.shop=hunter2 Authorization: Bearer hunter2hunter2 token: 'hunter2'"
+            ]
+        )
+    )
+
+    assert finding.verdict is Verdict.TRANSIENT
+    assert "hunter2" not in finding.reason
+    assert "***" in finding.line
