@@ -106,17 +106,32 @@ def sign_of_life(tmp_path: Path) -> Path:
     return tmp_path / "works"
 
 
+StartTask = Callable[..., subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def task(cluster: SparkCluster, mark: str, sign_of_life: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_task(cluster: SparkCluster, tmp_path: Path) -> Iterator[StartTask]:
+    """Starts a process that submits a job as a task does."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(application: Path, *arguments: object, **settings: Any) -> subprocess.Popen[bytes]:
+        settings = {"conn_id": CONN_ID, "conf": CONF, "application_args": [str(each) for each in arguments], **settings}
+        command = [sys.executable, str(TASK), json.dumps(settings), str(application)]
+        env = {**os.environ, **submitting_environment(connection_of(cluster))}
+        with (tmp_path / "task.log").open("wb") as log:
+            started.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def task(start_task: StartTask, mark: str, sign_of_life: Path) -> subprocess.Popen[bytes]:
     """A process that submits a job which would run for ever."""
-    settings = {"conn_id": CONN_ID, "conf": CONF, "application_args": [mark, str(sign_of_life)]}
-    command = [sys.executable, str(TASK), json.dumps(settings), str(JOBS / "work_for_ever.py")]
-    env = {**os.environ, **submitting_environment(connection_of(cluster))}
-    with (tmp_path / "task.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
-    yield process
-    process.kill()
-    process.wait()
+    return start_task(JOBS / "work_for_ever.py", mark, sign_of_life)
 
 
 def guard_runs(mark: str, _life: Path) -> bool:
@@ -157,8 +172,7 @@ def test_a_task_that_is_ended_at_any_moment_leaves_nothing(
     wait_for(lambda: moment(mark, sign_of_life), what=moment.__name__)
     task.send_signal(signum)
     task.wait(20)
-    others = {task.pid}
-    wait_for(lambda: {each.pid for each in running_with(mark)} <= others, what="nothing of the job runs", seconds=20)
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
     wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
 
 
@@ -211,33 +225,37 @@ def test_a_job_that_no_worker_accepts_is_ended(no_worker: SparkCluster, mark: st
 # -- drivers that the cluster runs -----------------------------------------------------------------------------------
 
 
+#: The cluster runs JVM programs only; this one runs a Python program.
+PYTHON_DRIVER = {"deploy_mode": "cluster", "java_class": "org.apache.spark.deploy.PythonRunner"}
+
+
 @pytest.fixture
-def submit_driver(tmp_path: Path) -> Callable[..., GuardedSparkSubmitHook]:
-    """Has the cluster run a Python program as a driver, which spark-submit itself only does with JVM programs."""
-    jar = tmp_path / "nothing.jar"
-    with zipfile.ZipFile(jar, "w") as archive:
+def jar(tmp_path: Path) -> Path:
+    """What is submitted, although there is nothing in it."""
+    path = tmp_path / "nothing.jar"
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+    return path
 
-    def submit(job: str, *arguments: object, starvation_seconds: float = 600) -> GuardedSparkSubmitHook:
-        hook = make_hook(
-            JOBS / job,
-            "",
-            *arguments,
-            starvation_seconds=starvation_seconds,
-            deploy_mode="cluster",
-            java_class="org.apache.spark.deploy.PythonRunner",
-        )
-        assert hook.submit(str(jar)) == hook._driver_id
-        return hook
 
-    return submit
+def test_a_driver_that_was_only_just_submitted_is_ended_with_its_task(
+    cluster: SparkCluster, start_task: StartTask, jar: Path, mark: str, sign_of_life: Path
+) -> None:
+    """The master has it before spark-submit says its id."""
+    task = start_task(jar, JOBS / "work_for_ever.py", "", mark, sign_of_life, **PYTHON_DRIVER)
+    wait_for(lambda: (cluster.state() or {})["activedrivers"], what="the driver is submitted", interval=0.01)
+    task.terminate()
+    assert task.wait(20) != 0
+    wait_for(lambda: not (cluster.state() or {})["activedrivers"], what="the master has no driver", seconds=20)
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
 
 
 def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_master_does_not_know_it(
-    cluster: SparkCluster, submit_driver: Callable[..., GuardedSparkSubmitHook]
+    cluster: SparkCluster, jar: Path
 ) -> None:
     with submitting_to(cluster):
-        hook = submit_driver("refused.py", free_port())
+        hook = make_hook(JOBS / "refused.py", "", free_port(), **PYTHON_DRIVER)
+        assert hook.submit(str(jar)) == hook._driver_id
         operator = SparkSubmitOperator(task_id="submit", conn_id=CONN_ID)
         operator._hook = hook
         with pytest.raises(RuntimeError, match="exited with status FAILED") as caught:
@@ -260,11 +278,10 @@ def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_mas
         wait_for(cluster.has_worker, what="the worker has come back")
 
 
-def test_a_driver_that_no_worker_takes_is_ended(
-    no_worker: SparkCluster, submit_driver: Callable[..., GuardedSparkSubmitHook]
-) -> None:
+def test_a_driver_that_no_worker_takes_is_ended(no_worker: SparkCluster, jar: Path) -> None:
     with submitting_to(no_worker):
-        hook = submit_driver("exit_with.py", 0, starvation_seconds=2)
+        hook = make_hook(JOBS / "exit_with.py", "", 0, starvation_seconds=2, **PYTHON_DRIVER)
+        hook.submit(str(jar))
         began = time.monotonic()
         with pytest.raises(StarvedError, match="no worker took the driver") as caught:
             hook._start_driver_status_tracking()
