@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,15 +17,13 @@ import requests
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_delay_provider.spark import guard
 from airflow_delay_provider.spark.driver_log import read_driver_log
 from airflow_delay_provider.spark.failures import Evidence, OutputWindow
+from airflow_delay_provider.spark.guarded_process import GuardedProcess, guarded, lifeline
 from airflow_delay_provider.spark.raised import evidence_of
 from airflow_delay_provider.spark.starvation import StarvationWatch, StarvedError
 
 LOOK_SECONDS = 0.5
-#: The guard kills what does not end, so it needs a little more time than that gets.
-PATIENCE_SECONDS = guard.GRACE_SECONDS + 2
 MASTER_UI_PORT = 8080
 #: A master that recovers names an exception here; one that does not know the driver says no more.
 UNKNOWN_JOB = re.compile(
@@ -50,20 +47,16 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     _guarded: GuardedProcess | None
 
     def __init__(self, *, starvation_timeout: timedelta | None = timedelta(minutes=10), **arguments: Any) -> None:
-        self._kill_asked = False
-        self._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
-        self._forget()
+        self._prepare(starvation_timeout)
         super().__init__(**arguments)
 
     @classmethod
     def guarding(cls, plain: SparkSubmitHook, *, starvation_timeout: timedelta | None) -> Self:
         """Return a guarded hook with the arguments of one that has submitted nothing, whatever arguments there are."""
-        guarded = cls.__new__(cls)
-        guarded.__dict__.update({name: value for name, value in vars(plain).items() if name != "_submit_sp"})
-        guarded._guarded, guarded._kill_asked = None, False
-        guarded._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
-        guarded._forget()
-        return guarded
+        hook = cls.__new__(cls)
+        hook.__dict__.update({name: value for name, value in vars(plain).items() if name != "_submit_sp"})
+        hook._prepare(starvation_timeout)
+        return hook
 
     @property
     def was_started(self) -> bool:
@@ -126,8 +119,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
             self._guarded.kill()
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
-        command = super()._build_spark_submit_command(application)
-        return [sys.executable, "-I", "-S", guard.__file__, *command]
+        return guarded(super()._build_spark_submit_command(application))
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
         super()._process_spark_submit_log(self._observed(itr))
@@ -181,6 +173,11 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
         if self._starved_by:
             raise StarvedError(self._starved_by) from None
 
+    def _prepare(self, starvation_timeout: timedelta | None) -> None:
+        self._kill_asked = False
+        self._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
+        self._forget()
+
     def _forget(self) -> None:
         """Begin anew, with nothing known of earlier submissions."""
         self._guarded = None
@@ -203,45 +200,6 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
         port = self.get_connection(self._conn_id).extra_dejson.get("master-ui-port", MASTER_UI_PORT)
         masters = self._connection["master"].removeprefix("spark://").split(",")
         return [f"http://{master.strip().rpartition(':')[0]}:{port}" for master in masters]
-
-
-class GuardedProcess:
-    """The process of a guard, which must not be killed: it would leave behind what it guards."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._process, name)
-
-    def kill(self) -> None:
-        """Have the guard end everything; return once it has."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE_SECONDS)
-        if self.was_killed():
-            guard.end_session(self._process.pid)
-
-    def was_killed(self) -> bool:
-        """Whether it ended without having ended what it guards."""
-        code = self._process.poll()
-        return code is not None and code < 0
-
-    def close(self) -> None:
-        """Close the end of its output."""
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-@contextmanager
-def lifeline() -> Iterator[int]:
-    """A pipe that only this process keeps open: yield the end whose reader learns when this process is gone."""
-    reader, writer = os.pipe()
-    try:
-        yield reader
-    finally:
-        os.close(writer)
-        os.close(reader)
 
 
 def find_supervisor() -> int | None:

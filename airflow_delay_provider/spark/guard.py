@@ -77,7 +77,7 @@ def start(command: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)  # noqa: S606 - that is what the guard is for
     except OSError as error:
-        os.write(2, f"{type(error).__name__}: {error}: {command[0]}\n".encode())
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(NOT_STARTED)
 

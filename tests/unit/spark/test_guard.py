@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from airflow_delay_provider.spark import guard
+from airflow_delay_provider.spark.guarded_process import guarded
 from tests.servers import component
 
 wait_for = partial(component.wait_for, seconds=20, interval=0.02)
@@ -39,13 +40,9 @@ sh -c 'trap "" TERM; sleep {mark}; sleep {mark}' &
 """
 
 
-def guarded(*command: str) -> list[str]:
-    return [sys.executable, "-I", "-S", guard.__file__, *command]
-
-
 def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        guarded(*command),
+        guarded(command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -99,7 +96,7 @@ def test_what_the_command_says_is_passed_on() -> None:
 def test_a_command_that_is_not_there_is_said_so() -> None:
     done = run("no-such-spark-submit")
     assert done.returncode == guard.NOT_STARTED
-    assert done.stdout == "FileNotFoundError: [Errno 2] No such file or directory: no-such-spark-submit\n"
+    assert done.stdout == "no-such-spark-submit: No such file or directory\n"
 
 
 def test_what_a_command_leaves_running_is_ended_with_it(mark: str) -> None:
@@ -110,7 +107,7 @@ def test_what_a_command_leaves_running_is_ended_with_it(mark: str) -> None:
 def test_an_owner_killed_leaves_nothing_of_the_command(mark: str) -> None:
     script = f"{FAMILY}{DEAF}sleep {{mark}}".format(mark=mark)
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, *guarded("sh", "-c", script)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, *guarded(["sh", "-c", script])], stdout=subprocess.PIPE, text=True
     )
     wait_for(lambda: sleepers(mark) == 6, what="all run")
     owner.kill()
@@ -141,7 +138,7 @@ def test_a_guard_that_was_killed_takes_the_command_with_it_and_its_session_can_b
 def test_an_owner_that_is_gone_before_the_guard_has_started_leaves_nothing(mark: str) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    with subprocess.Popen(guarded("sleep", mark), stdin=reader) as process:
+    with subprocess.Popen(guarded(["sleep", mark]), stdin=reader) as process:
         os.close(reader)
         assert process.wait(20) == 128 + signal.SIGTERM
     assert marked(mark) == []
@@ -150,7 +147,7 @@ def test_an_owner_that_is_gone_before_the_guard_has_started_leaves_nothing(mark:
 def test_every_moment_of_the_start_is_safe_from_a_killed_owner(mark: str) -> None:
     for step in range(12):
         owner = subprocess.Popen(
-            [sys.executable, "-c", OWNER, *guarded("sh", "-c", FAMILY.format(mark=mark) + f"sleep {mark}")],
+            [sys.executable, "-c", OWNER, *guarded(["sh", "-c", FAMILY.format(mark=mark) + f"sleep {mark}"])],
             stdout=subprocess.PIPE,
             text=True,
         )
