@@ -88,6 +88,7 @@ MISTAKES = [
     job("bad_argument", "mistakes", PERMANENT, "an argument is missing"),
     job("udf_value_error", "mistakes", PERMANENT, "the value is no number"),
     job("udf_key_error", "mistakes", PERMANENT, "a key is missing"),
+    job("no_session", "mistakes", PERMANENT, "PySpark is used before there is a session"),
     job("udf_own_exception", "mistakes", UNKNOWN, "only the author knows what the error means"),
     job("not_serialisable", "mistakes", PERMANENT, "the closure cannot be sent"),
     job("context_on_executor", "mistakes", PERMANENT, "the session cannot be used on an executor"),

@@ -41,7 +41,7 @@ _STATEMENT = re.compile(
     r"|^\[[A-Z][A-Z0-9_.]{3,200}\] "
 )
 _FRAME = re.compile(
-    r"^[\s|]{0,12}at \S|^\s{1,12}\.{3} \d{1,6} more|^\s{0,8}File \"|^\s*$|^Driver stacktrace:"
+    r"^[\s|]{0,12}at \S|^\s{0,12}\.{3} \d{1,6} more|^\s{0,8}File \"|^\s*$|^Driver stacktrace:"
     r"|^\.\.\. \d{1,12} lines left out"
 )
 _TROUBLE = re.compile(r"(?i)exception|error|lost |fail|refused|timed out|killed|unresponsive|not accepted")
@@ -86,6 +86,28 @@ def last_failure_first(found: list[Failure]) -> list[Failure]:
     return [ending, *ordered] if ending else ordered
 
 
+class Traceback:
+    """Follows a traceback down to the name of its exception, which may be any."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._code_follows = False
+
+    def begin(self) -> None:
+        self.is_open, self._code_follows = True, False
+
+    def ends_with(self, line: str) -> bool:
+        """Tell whether the line names the exception; frames may have lost their indentation on the way."""
+        if not line[:1].strip(" ^~") or line.startswith('File "'):
+            self._code_follows = line.startswith('File "')
+            return False
+        if self._code_follows and not _EXCEPTION.match(line):
+            self._code_follows = False
+            return False
+        self.is_open = False
+        return True
+
+
 class _Reader:
     """Walks down a log once and remembers the failure that it is in."""
 
@@ -96,7 +118,7 @@ class _Reader:
         self._chain: list[str] = []
         #: Statements of Python exceptions that led to the open one: (is its cause, statements).
         self._earlier: list[tuple[bool, list[str]]] = []
-        self._in_traceback = False
+        self._traceback = Traceback()
         self._room = 0
         self._link: bool | None = None
         self._last_line = ""
@@ -116,7 +138,7 @@ class _Reader:
 
     def _begin_record(self, entry: Record) -> None:
         # Log records of other threads fall into the middle of a traceback; it goes on after them.
-        if self._in_traceback and entry.level not in _ERRORS:
+        if self._traceback.is_open and entry.level not in _ERRORS:
             return
         self._close()
         if _JOB_DONE.search(entry.text):
@@ -127,7 +149,8 @@ class _Reader:
         elif entry.level in {"WARN", "WARNING"} or _NAMES_EXCEPTION.search(entry.text):
             self._start(Failure(survivable=True))
             self._say(entry.text)
-        self._in_traceback = entry.text.endswith(_TRACEBACK)
+        if entry.text.endswith(_TRACEBACK):
+            self._traceback.begin()
 
     def _survived_so_far(self) -> None:
         for failure in self._found:
@@ -141,14 +164,13 @@ class _Reader:
             self._begin_traceback(text)
         elif text.endswith(_TRACEBACK):
             self._exception(text)
-            self._in_traceback = True
-        elif self._in_traceback:
-            if text[:1].strip(" ^~"):
-                self._in_traceback = False
+            self._traceback.begin()
+        elif self._traceback.is_open:
+            if self._traceback.ends_with(text):
                 self._say(text)
         elif text.startswith('  File "'):  # Python reports what it cannot parse without a heading
             self._start(Failure(uncaught=True))
-            self._in_traceback = True
+            self._traceback.begin()
         elif _UNCAUGHT.match(text):
             self._start(Failure(uncaught=True))
             self._say(text)
@@ -166,7 +188,7 @@ class _Reader:
             self._link = None
         elif self._open is None or not (text[:1].isspace() or _WORKER_TRACEBACK.search(self._last_line)):
             self._start(Failure(uncaught=True))
-        self._in_traceback = True
+        self._traceback.begin()
 
     def _exception(self, text: str) -> None:
         if self._open is None:
@@ -200,7 +222,7 @@ class _Reader:
             half = _STATEMENTS // 2
             self._open.statements = ordered if len(ordered) <= _STATEMENTS else ordered[:half] + ordered[-half:]
         self._open, self._chain, self._earlier = None, [], []
-        self._in_traceback, self._link, self._room = False, None, 0
+        self._traceback, self._link, self._room = Traceback(), None, 0
 
     def _root_first(self) -> list[str]:
         """A declared cause speaks before what it caused; what was merely being handled speaks after."""

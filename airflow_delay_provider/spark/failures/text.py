@@ -17,7 +17,11 @@ MAX_SHOWN = 300
 #: A structured line may carry a whole stack trace; beyond this it is cut like any other line.
 _MAX_JSON = 1_000_000
 
-_AIRFLOW_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{[^}]{1,200}\} [A-Z]{4,8} - ")
+#: What Airflow and container runtimes put before each line.
+_TRANSPORT = re.compile(
+    r"^(?:\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{{1,2}[^}]{1,200}\}{1,2} [A-Z]{4,8} - "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)"
+)
 _RECORD = re.compile(
     r"^(?:\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[T ]\d\d:\d\d:\d\d\S{0,12}(?: UTC| [+-]\d{4})?\s+(?:- )?"
     r"(?:\[[^\]]{0,200}\]\s+)?(?:\S{1,100}\s+(?:- )?)?)?"
@@ -64,7 +68,7 @@ def shown(text: str) -> str:
 
 def record(line: str) -> Record:
     """Tell the level from the text; a line that begins no record is its own text."""
-    line = _AIRFLOW_PREFIX.sub("", line.rstrip())
+    line = _TRANSPORT.sub("", line.rstrip())
     found = _RECORD.match(line)
     if found is None or (line.startswith("ERROR:") and found.group("text")[1:2] != ":"):
         return Record("", line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from airflow_delay_provider.spark.failures.anatomy import decisive, opens_traceback
+from airflow_delay_provider.spark.failures.anatomy import Traceback, decisive, opens_traceback
 from airflow_delay_provider.spark.failures.text import cut, unfolded
 
 _LAST = 200
@@ -28,7 +28,7 @@ class OutputWindow:
         self._early: list[Numbered] = []
         self._late: deque[Numbered] = deque(maxlen=_LATE_DECISIVE)
         self._last: deque[Numbered] = deque(maxlen=_LAST)
-        self._in_traceback = False
+        self._traceback = Traceback()
 
     def feed(self, line: str) -> None:
         """Take one line of the stream."""
@@ -52,7 +52,7 @@ class OutputWindow:
         entry = (self._count, line)
         self._count += 1
         self._last.append(entry)
-        matters = self._ends_traceback(line) or decisive(line)
+        matters = self._belongs_to_traceback(line) or decisive(line)
         if len(self._first) < _AFTER_FIRST_ERROR and (matters or self._first):
             self._first.append(entry)
         elif matters:
@@ -61,11 +61,9 @@ class OutputWindow:
             else:
                 self._late.append(entry)
 
-    def _ends_traceback(self, line: str) -> bool:
+    def _belongs_to_traceback(self, line: str) -> bool:
         """Python names its exception last, and the name may be any."""
         if opens_traceback(line):
-            self._in_traceback = True
-        elif self._in_traceback and line[:1].strip(" ^~"):
-            self._in_traceback = False
+            self._traceback.begin()
             return True
-        return False
+        return self._traceback.is_open and self._traceback.ends_with(line)

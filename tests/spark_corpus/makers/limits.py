@@ -16,7 +16,8 @@ def heap():
 
 
 def result_size():
-    session().range(200_000, numPartitions=1).select(F.repeat(F.lit("x"), 50)).collect()
+    # Results travel packed: only what cannot be packed is large.
+    session().range(200_000, numPartitions=1).select(F.sha2(F.col("id").cast("string"), 512)).collect()
 
 
 def python_memory():

@@ -59,13 +59,17 @@ def bad_argument():
 
 
 def udf_value_error():
-    to_number = F.udf(lambda text: int(text), "int")
-    session().createDataFrame([("twelve",)], ["amount"]).select(to_number("amount")).show()
+    frame = session().createDataFrame([("twelve",)], ["amount"])
+    frame.select(F.udf(lambda text: int(text), "int")("amount")).show()
 
 
 def udf_key_error():
-    price = F.udf(lambda sku: {"a": 1}[sku], "int")
-    session().createDataFrame([("b",)], ["sku"]).select(price("sku")).show()
+    frame = session().createDataFrame([("b",)], ["sku"])
+    frame.select(F.udf(lambda sku: {"a": 1}[sku], "int")("sku")).show()
+
+
+def no_session():
+    F.udf(lambda sku: {"a": 1}[sku], "int")
 
 
 def udf_own_exception():

@@ -218,3 +218,28 @@ def test_secrets_do_not_reach_the_finding() -> None:
     assert finding.verdict is Verdict.TRANSIENT
     assert "hunter2" not in finding.reason
     assert "***" in finding.line
+
+
+def test_lines_that_lost_their_indentation_are_read_all_the_same() -> None:
+    stripped = [
+        "Traceback (most recent call last):",
+        'File "/jobs/load.py", line 9, in <module>',
+        "main()",
+        "^^^^^^",
+        'File "/opt/spark/python/lib/pyspark.zip/pyspark/sql/session.py", line 1915, in sql',
+        'File "/jobs/load.py", line 3, in main',
+        'raise TooFewOrders("Connection refused")',
+        "KeyError: 'eu'",
+    ]
+
+    assert verdict(*stripped) is Verdict.PERMANENT
+
+
+def test_what_airflow_and_containers_put_before_a_line_is_ignored() -> None:
+    airflow = "[2026-01-01 00:00:00,000] {spark_submit.py:536} INFO - "
+    runtime = "2026-01-01T00:00:00.123456789Z stderr F "
+
+    for prefix in (airflow, runtime):
+        lines = ["Traceback (most recent call last):", '  File "job.py", line 1', "KeyError: 'eu'"]
+        assert verdict(*(prefix + line for line in lines)) is Verdict.PERMANENT
+        assert verdict(f"{prefix}26/01/01 00:00:00 ERROR Client: x", f"{prefix}{REFUSED}") is Verdict.TRANSIENT
