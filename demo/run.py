@@ -14,10 +14,13 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from demo.tour import DEMO_DAG, Tour  # noqa: E402 - found on the path set above
+from demo.java import find_java_home  # noqa: E402 - found on the path set above
+from demo.spark_tour import CONNECTIONS, SPARK_DAG  # noqa: E402
+from demo.tour import DEMO_DAG, Tour  # noqa: E402
 from demo.voice import Voice  # noqa: E402
 from tests.servers.airflow import Airflow, AirflowConfig  # noqa: E402
 from tests.servers.component import ComponentDiedError  # noqa: E402
+from tests.servers.server import UnavailableError  # noqa: E402
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,10 +34,12 @@ def main(command: str) -> int:
     run_dir = ROOT / ".run" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{command}-{os.getpid()}"
     voice = Voice()
     voice.say(f"everything of this run is in {run_dir.relative_to(ROOT)}, the logs in its folder logs")
-    airflow = Airflow(run_dir, AirflowConfig(dags={"examples": ROOT / "dags"}, parallelism=3))
+    has_java = prepare_spark(run_dir, voice)
+    config = AirflowConfig(dags={"examples": ROOT / "dags"}, parallelism=3, connections=CONNECTIONS)
+    airflow = Airflow(run_dir, config)
     try:
         start(airflow, voice)
-        Tour(airflow, voice).run() if command == "demo" else keep_up(airflow, voice)
+        Tour(airflow, voice, with_spark=has_java).run() if command == "demo" else keep_up(airflow, voice)
     except (ComponentDiedError, RuntimeError, TimeoutError) as error:
         voice.fail(f"{error}\nall logs: {airflow.log_dir}")
         return 1
@@ -45,6 +50,17 @@ def main(command: str) -> int:
         airflow.stop()
     voice.say("done")
     return 0
+
+
+def prepare_spark(run_dir: Path, voice: Voice) -> bool:
+    """Say in the environment, which tasks inherit, where Spark finds what it needs; return whether there is a Java."""
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    try:
+        os.environ["JAVA_HOME"] = str(find_java_home(run_dir))
+    except UnavailableError:
+        voice.say("no Java 17 here and none to be had, so Spark is left out: apt-get install openjdk-17-jre-headless")
+        return False
+    return True
 
 
 def start(airflow: Airflow, voice: Voice) -> None:
@@ -65,6 +81,8 @@ Airflow        {airflow.url}  (no login; this machine only)
 a run to see   {airflow.url}/dags/{DEMO_DAG}
 dispatcher     {airflow.dispatcher_url}/health
 metrics        {airflow.dispatcher_url}/metrics
+a Spark job    {airflow.url}/dags/{SPARK_DAG}  (trigger it: its source is down, so it fails, waits and comes back;
+               see the task's log, its Storage tab with all attempts, and the page behind "Delayed message")
 
 In another terminal, in this folder:
   export AIRFLOW_HOME={airflow.home}
@@ -72,6 +90,11 @@ In another terminal, in this folder:
   .venv/bin/airflow delay list --channel reminders
   .venv/bin/airflow delay schedule reminders --payload 'Tea is ready' --after 30
   .venv/bin/airflow delay consume reminders --limit 1
+  .venv/bin/airflow delay retries
+  .venv/bin/airflow delay retries --dag-id {SPARK_DAG} --expedite
+The source of the Spark job, to bring it up:
+  echo '{{"id": 1, "state": "paid"}}' > /tmp/orders.jsonl
+  .venv/bin/python -m http.server 8799 --bind 127.0.0.1 --directory /tmp
 
 Ctrl-C ends it all."""
     )

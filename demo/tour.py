@@ -15,6 +15,7 @@ from airflow_delay_provider.domain.message import Delivery
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.records import MessageRecord
+from demo.spark_tour import SparkTour
 from demo.voice import Voice
 from tests.servers.airflow import Airflow
 
@@ -28,14 +29,15 @@ DELAY_SECONDS = 12
 
 
 class Tour:
-    """Follows one run of the demo DAG."""
+    """Follows one run of the demo DAG, and one with Spark where there is a Java."""
 
-    def __init__(self, airflow: Airflow, voice: Voice) -> None:
+    def __init__(self, airflow: Airflow, voice: Voice, *, with_spark: bool) -> None:
         self.airflow = airflow
         self.voice = voice
         self.api = airflow.api()
         self.broker = EmbeddedBroker(Ledger(airflow.ledger_url))
         self.received: dict[str, datetime] = {}
+        self.spark = SparkTour(airflow, self.api, self.broker, voice) if with_spark else None
 
     def run(self) -> None:
         """Raise when a step does not happen in time."""
@@ -43,9 +45,13 @@ class Tour:
             run_id = self._start_run()
             waiting = self._see_messages_scheduled()
             self._see_task_deferred(run_id)
+            if self.spark is not None:
+                self.spark.begin()
             self._receive(waiting)
             self._see_task_resumed(run_id)
             self.voice.show(self._summary(self._records()))
+            if self.spark is not None:
+                self.spark.follow()
         self.voice.say("./dev up starts the same Airflow and keeps it running, to look at it in the browser")
 
     def _start_run(self) -> str:

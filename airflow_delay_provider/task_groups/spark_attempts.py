@@ -38,6 +38,8 @@ class SparkAttemptOperator(SparkSubmitOperator):
     :param ticket_places: over which broker retries go.
     """
 
+    _hook: GuardedSparkSubmitHook | None
+
     def __init__(
         self,
         *,
@@ -57,13 +59,12 @@ class SparkAttemptOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> None:
         history = self._begin(context)
-        self._hook = hook = self._get_hook()
         try:
             super().execute(context)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is classified, told and raised
-            finding = self._find_cause(error, hook)
-            history = history.fail_attempt(finding, self._clock.now(), exit_code=hook.exit_code)
-            push_history(context, history)
+            finding = self._find_cause(error)
+            exit_code = None if self._hook is None else self._hook.exit_code
+            push_history(context, history.fail_attempt(finding, self._clock.now(), exit_code=exit_code))
             # What the job printed stands above in the log.
             raise AirflowFailException(f"the Spark job failed ({finding.verdict}): {finding.reason}") from None
         push_history(context, history.end(self._clock.now()))
@@ -86,12 +87,12 @@ class SparkAttemptOperator(SparkSubmitOperator):
         push_history(context, history)
         return history
 
-    def _find_cause(self, error: Exception, hook: GuardedSparkSubmitHook) -> Finding:
+    def _find_cause(self, error: Exception) -> Finding:
         if self._was_killed:
             return _permanent("ended-by-user", "the task was ended")
-        if not hook.was_started:
+        if self._hook is None or not self._hook.was_started:
             return _permanent("not-submitted", f"nothing was submitted, the task is wrong: {_one_line(error)}")
-        return classify(hook.evidence(error), Rules.builtin().extended_by(self.failure_rules))
+        return classify(self._hook.evidence(error), Rules.builtin().extended_by(self.failure_rules))
 
     def _get_hook(self) -> GuardedSparkSubmitHook:
         return GuardedSparkSubmitHook.guarding(super()._get_hook(), starvation_timeout=self.starvation_timeout)
