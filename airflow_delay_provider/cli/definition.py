@@ -8,6 +8,7 @@ from typing import Any
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand, lazy_load_command
 
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL
 
 
 def _arg(*flags: str, **how: Any) -> Arg:
@@ -31,6 +32,7 @@ _IDS = _arg("ids", metavar="ID", nargs="+", help="message ids; all of them or no
 
 _AT = _arg("--at", metavar="TIME", help="when, in ISO-8601 with a time zone: 2030-01-31T17:00:00Z")
 _AFTER = _arg("--after", metavar="SECONDS", help="how long from now")
+_PAGE = _arg("--page", metavar="TOKEN", help="another page, as printed below a listing")
 _ON_PAST = _arg(
     "--on-past", choices=("deliver", "fail"), default="deliver", help="if the time has passed (default: deliver)"
 )
@@ -52,7 +54,16 @@ def get_delay_cli_commands() -> list[GroupCommand | ActionCommand]:
         GroupCommand(
             name="delay",
             help="Delayed and scheduled messages",
-            subcommands=(*_scheduling(), *_looking(), *_control(), _consume(), _dispatcher(), _topology(), _db()),
+            subcommands=(
+                *_scheduling(),
+                *_looking(),
+                *_control(),
+                _retries(),
+                _consume(),
+                _dispatcher(),
+                _topology(),
+                _db(),
+            ),
         )
     ]
 
@@ -90,7 +101,7 @@ def _looking() -> tuple[ActionCommand, ...]:
             _ONE_CHANNEL,
             _arg("--state", action="append", help="only this state, by name or code; may be repeated"),
             _arg("--limit", metavar="NUMBER", default="100", help="messages on a page (default: 100)"),
-            _arg("--page", metavar="TOKEN", help="another page, as printed below a listing"),
+            _PAGE,
         ),
         _command(
             "show",
@@ -117,6 +128,27 @@ def _control() -> tuple[ActionCommand, ...]:
             _HOLD,
         ),
         _command("expedite", "Make messages that wait due now", "control.expedite", _IDS, _HOLD),
+    )
+
+
+def _retries() -> ActionCommand:
+    return _command(
+        "retries",
+        "List Spark tasks that wait for their next submission, expedite them or give them up",
+        "retries.retries",
+        _arg("ids", metavar="ID", nargs="*", help="tickets to expedite or give up"),
+        _arg("--dag-id", help="only this DAG"),
+        _arg("--run-id", help="only this run"),
+        _arg("--task-id", help="only this task"),
+        _arg("--map-index", metavar="NUMBER", help="only this one of a mapped task; -1 is a task that is not mapped"),
+        _arg("--all", action="store_true", help="expedite or give up every ticket of the channel"),
+        _arg("--expedite", action="store_true", help="submit those selected now"),
+        _arg("--give-up", action="store_true", help="fail those selected now"),
+        _YES,
+        _arg("--limit", metavar="NUMBER", help="tickets on a page (default: 100)"),
+        _PAGE,
+        _arg("--channel", default=DEFAULT_CHANNEL, help=f"where tickets go (default: {DEFAULT_CHANNEL})"),
+        _HOLD,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import InvalidMessageError, UnknownMessageError
 from airflow_delay_provider.ledger import journal
+from airflow_delay_provider.ledger.dialect import is_one_of
 from airflow_delay_provider.ledger.records import AnyRow, MessageRecord, record_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 
@@ -46,6 +47,16 @@ def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
     return journal.history(connection, _find(connection, select(_MESSAGE.seq), message_id).seq)
 
 
+def get_payloads(connection: Connection, message_ids: Sequence[str]) -> dict[str, bytes]:
+    """Return the payloads of a page, by id."""
+    if not message_ids:
+        return {}
+    rows = connection.execute(
+        select(_MESSAGE.id, _MESSAGE.payload).where(is_one_of(connection, _MESSAGE.id, message_ids))
+    )
+    return {row.id: row.payload for row in rows}
+
+
 def next_scheduled_at(
     connection: Connection, *, channel: str | None = None, destination: str | None = None
 ) -> datetime | None:
@@ -62,16 +73,21 @@ def page(
     channel: str | None = None,
     destination: str | None = None,
     states: Sequence[State] = (),
+    origin: Mapping[str, str | int] | None = None,
     token: str | None = None,
     size: int = 100,
 ) -> Page:
-    """Return one page. Each state is read from its own stretch of an index, so a page costs the same anywhere."""
+    """Return one page. Each state is read from its own stretch of an index, so a page costs the same anywhere.
+
+    :param origin: only messages of tasks with these values; without an index, so keep it to channels that are small.
+    """
     if not 1 <= size <= MAX_PAGE_SIZE:
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
     cursor = _Cursor.parse(token)
+    of_tasks = [_MESSAGE[name] == value for name, value in (origin or {}).items()]
     backwards = cursor is not None and cursor.backwards
     stretches = [
-        _stretch(state, limits, cursor=cursor, size=size + 1)
+        _stretch(state, [*limits, *of_tasks], cursor=cursor, size=size + 1)
         for state in states or tuple(State)
         for limits in _limits(channel, destination)
     ]

@@ -46,6 +46,7 @@ def test_every_command_leads_to_a_function() -> None:
         "delay expedite",
         "delay list",
         "delay reschedule",
+        "delay retries",
         "delay schedule",
         "delay send",
         "delay show",
@@ -56,7 +57,9 @@ def test_every_command_leads_to_a_function() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["schedule", "consume", "list", "topology verify", "db downgrade", "dispatcher"])
+@pytest.mark.parametrize(
+    "name", ["schedule", "consume", "list", "retries", "topology verify", "db downgrade", "dispatcher"]
+)
 def test_help_names_the_exit_codes(delay: CommandLine, name: str) -> None:
     result = delay(*name.split(), "--help")
     assert result.code == 0
