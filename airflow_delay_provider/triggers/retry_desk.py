@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,12 @@ class RetryDesk(BrokerThread):
         shown = _Shown(ticket, place, self.loop.create_future())
         self._shown.append(shown)
         self.look_now()
-        return await shown.answer
+        try:
+            return await shown.answer
+        finally:
+            # Who was ended meanwhile needs no ticket any more.
+            with suppress(ValueError):
+                self._shown.remove(shown)
 
     def look(self, hook: DelayHook) -> bool:
         by_place = defaultdict[Place, list[_Shown]](list)
@@ -71,7 +77,8 @@ class RetryDesk(BrokerThread):
             self._serve(hook, place, group)
             # Only now: after an error the next look serves them again, with the same ids.
             for shown in group:
-                self._shown.remove(shown)
+                with suppress(ValueError):
+                    self._shown.remove(shown)
         return bool(self._shown)
 
     def fail(self, error: Exception) -> None:
