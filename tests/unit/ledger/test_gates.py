@@ -138,7 +138,7 @@ def ask_from_a_process(url: str) -> list[datetime]:
 
 def test_processes_that_ask_at_once_never_share_a_turn(ledger: Ledger, ledger_url: str):
     find(ledger)  # a SQLite file is made by its first user
-    with get_context("spawn").Pool(2) as pool:
+    with get_context("fork").Pool(2) as pool:
         turns = sorted(turn for part in pool.map(ask_from_a_process, [ledger_url] * 2) for turn in part)
         pool.close()
         pool.join()
