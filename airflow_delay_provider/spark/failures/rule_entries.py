@@ -102,7 +102,7 @@ class _Entry:
         parts = [self._checked(one) for one in self._words("text")]
         names = self._words("exception")
         if names:
-            parts.append(rf"(?<![A-Za-z0-9_])(?:{'|'.join(map(re.escape, names))})(?=[:;\s(,]|$)")
+            parts.append(rf"(?<![A-Za-z0-9_])(?:Spark)?(?:{'|'.join(map(re.escape, names))})(?=[:;\s(,]|$)")
         return re.compile("|".join(f"(?:{part})" for part in parts)) if parts else None
 
     def _checked(self, pattern: str) -> str:
