@@ -8,22 +8,23 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
-import requests
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_delay_provider.spark.driver_log import read_driver_log
+from airflow_delay_provider.spark.driver_log import DriverLog
 from airflow_delay_provider.spark.failures import Evidence, OutputWindow
 from airflow_delay_provider.spark.guarded_process import GuardedProcess, guarded, lifeline
 from airflow_delay_provider.spark.raised import evidence_of
 from airflow_delay_provider.spark.starvation import StarvationWatch, StarvedError
 
 LOOK_SECONDS = 0.5
+#: How often a driver that the cluster runs is listened to.
+LISTEN_SECONDS = 10.0
 MASTER_UI_PORT = 8080
 #: A master that recovers names an exception here; one that does not know the driver says no more.
 UNKNOWN_JOB = re.compile(
@@ -45,6 +46,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     """
 
     _guarded: GuardedProcess | None
+    _driver_log: DriverLog | None
 
     def __init__(self, *, starvation_timeout: timedelta | None = timedelta(minutes=10), **arguments: Any) -> None:
         self._prepare(starvation_timeout)
@@ -71,12 +73,13 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     def evidence(self, error: BaseException) -> Evidence:
         """Return all that is known of an attempt that ended with ``error``."""
         told = evidence_of(error)
+        self._listen_to_driver()
         return replace(
             told,
             exit_code=self.exit_code if told.exit_code is None else told.exit_code,
             output=self._window.lines() or told.output,
             driver_state=told.driver_state or self._driver_status,
-            driver_output=self._read_driver_output(),
+            driver_output=self._driver_window.lines(),
         )
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
@@ -135,6 +138,8 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
         with closing(itr):  # it is a pipe, which the provider forgets
             super()._process_spark_status_log(itr)
         self._watch.see_driver(time.monotonic(), self._driver_status)
+        if self._driver_status == "RUNNING" and time.monotonic() >= self._listened_at + LISTEN_SECONDS:
+            self._listen_to_driver()
         if starved_by := self._watch.starved(time.monotonic()):
             self._starved_by = starved_by
             super().on_kill()
@@ -181,20 +186,21 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     def _forget(self) -> None:
         """Begin anew, with nothing known of earlier submissions."""
         self._guarded = None
-        self._window = OutputWindow()
+        self._window, self._driver_window = OutputWindow(), OutputWindow()
+        self._driver_log = None
+        self._listened_at = 0.0
         self._watch = StarvationWatch(self._patience)
         self._starved_by = ""
 
-    def _read_driver_output(self) -> list[str]:
-        """Return the log of a driver that the cluster ran, where it can be had."""
-        window = OutputWindow()
-        if self._should_track_driver_status and self._driver_id:
-            for master_ui in self._master_uis():
-                with suppress(requests.RequestException, LookupError):
-                    for line in read_driver_log(master_ui, self._driver_id):
-                        window.feed(line)
-                    break
-        return window.lines()
+    def _listen_to_driver(self) -> None:
+        """Take in what a driver that the cluster runs has said since, where that can be had."""
+        if self._starved_by or not (self._should_track_driver_status and self._driver_id):
+            return
+        self._driver_log = self._driver_log or DriverLog(self._master_uis(), self._driver_id)
+        self._listened_at = time.monotonic()
+        for line in self._driver_log.read_on():
+            self._driver_window.feed(line)
+            self._watch.see(self._listened_at, line)
 
     def _master_uis(self) -> list[str]:
         port = self.get_connection(self._conn_id).extra_dejson.get("master-ui-port", MASTER_UI_PORT)

@@ -21,6 +21,7 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_delay_provider.hooks import spark
 from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
 from airflow_delay_provider.spark.failures import Verdict, classify
 from airflow_delay_provider.spark.starvation import StarvedError
@@ -270,7 +271,7 @@ def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_mas
         with pytest.raises(OSError, match="refused") as down:
             operator.get_job_status(hook._driver_id, {})
         assert not is_unknown_job(down.value)
-        assert list(hook.evidence(caught.value).driver_output) == []
+        assert hook.evidence(caught.value) == evidence
         cluster.start_master()
         with pytest.raises(RuntimeError) as unknown:
             operator.get_job_status(hook._driver_id, {})
@@ -290,3 +291,20 @@ def test_a_driver_that_no_worker_takes_is_ended(no_worker: SparkCluster, jar: Pa
     state = no_worker.state()
     assert state is not None
     assert state["activedrivers"] == []
+
+
+def test_a_driver_that_took_the_last_core_of_the_cluster_is_ended(
+    cluster: SparkCluster, jar: Path, mark: str, sign_of_life: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for executors that have nowhere to run, and says so in its log only."""
+    monkeypatch.setattr(spark, "LISTEN_SECONDS", 1)
+    with submitting_to(cluster):
+        arguments = (JOBS / "work_for_ever.py", "", mark, sign_of_life)
+        hook = make_hook(*arguments, starvation_seconds=2, **PYTHON_DRIVER)
+        hook.submit(str(jar))
+        with pytest.raises(StarvedError, match="no executor accepted work") as caught:
+            hook._start_driver_status_tracking()
+        evidence = hook.evidence(caught.value)
+    assert any("Initial job has not accepted any resources" in line for line in evidence.driver_output)
+    assert classify(evidence).verdict is Verdict.INFRASTRUCTURE
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
