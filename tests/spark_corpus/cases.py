@@ -367,4 +367,32 @@ CLUSTER = [
         why="standalone clusters run no Python drivers",
     ),
 ]
-CASES = [*SOURCES, *MISTAKES, *QUERIES, *LIMITS, *LOSSES, *CLUSTER]
+#: Written and recorded after the rules were frozen.
+UNSEEN = [
+    job(name, "unseen", expected, why, held_out=True)
+    for name, expected, why in [
+        ("http_502_on_driver", TRANSIENT, "a gateway has lost its service for now"),
+        ("http_410", PERMANENT, "the resource is gone for good"),
+        ("answer_cut_short", TRANSIENT, "the connection broke"),
+        ("no_tls_there", PERMANENT, "the port speaks no TLS"),
+        ("connect_timeout", TRANSIENT, "the server did not answer in time"),
+        ("thrift_hangs_up", TRANSIENT, "the connection broke"),
+        ("duplicate_key", PERMANENT, "the key is taken"),
+        ("lock_held_in_database", TRANSIENT, "the lock will be given up"),
+        ("jdbc_syntax", PERMANENT, "the statement cannot be parsed"),
+        ("corrupt_gzip", PERMANENT, "the file is cut short"),
+        ("corrupt_orc", PERMANENT, "the file is no ORC file"),
+        ("deep_expression", PERMANENT, "the expression is too deep"),
+        ("wrong_return_schema", PERMANENT, "the columns are not the promised ones"),
+        ("pandas_raises", PERMANENT, "the types do not fit"),
+        ("aborts_in_worker", INFRASTRUCTURE, "a Python worker crashed"),
+        ("interrupted", INFRASTRUCTURE, "something interrupted the driver"),
+        ("exits_3", UNKNOWN, "the program says nothing"),
+        ("retries_then_gives_up", TRANSIENT, "the message tells of a refused connection"),
+        ("quality_gate", UNKNOWN, "only the author knows what the exception means"),
+        ("config_key", PERMANENT, "a setting is missing"),
+        ("date_format", PERMANENT, "the date cannot be parsed"),
+        ("sqlite_read_only", PERMANENT, "the database may not be written"),
+    ]
+]
+CASES = [*SOURCES, *MISTAKES, *QUERIES, *LIMITS, *LOSSES, *CLUSTER, *UNSEEN]
