@@ -68,7 +68,14 @@ SOURCES = [
     job("sqlite_locked", "sources", TRANSIENT, "the lock will be given up"),
     job("sqlite_no_table", "sources", PERMANENT, "the table does not exist"),
     job("derby_locked", "sources", TRANSIENT, "another process holds the database for now"),
-    job("jdbc_database_missing", "sources", PERMANENT, "the database does not exist"),
+    job("jdbc_database_missing", "sources", UNKNOWN, "PySpark hides why the database could not be connected"),
+    job(
+        "jdbc_database_missing_shown",
+        "sources:jdbc_database_missing",
+        PERMANENT,
+        "the database does not exist",
+        conf={"spark.sql.pyspark.jvmStacktrace.enabled": "true"},
+    ),
     job("jdbc_table_missing", "sources", PERMANENT, "the table does not exist"),
     job("jdbc_no_driver", "sources", PERMANENT, "the jar of the driver is missing"),
     job("metastore_refused", "sources", TRANSIENT, "an AnalysisException, but the metastore may come back"),
@@ -287,7 +294,7 @@ LOSSES = [
     ),
     Case(
         name="no_yarn",
-        submit=("--master", "yarn", "--deploy-mode", "cluster", "--class", HIVE, "spark-internal"),
+        submit=("--master", "yarn", "--deploy-mode", "cluster", "--class", "com.example.Orders", "{work}/empty.jar"),
         conf={
             "spark.hadoop.yarn.resourcemanager.connect.max-wait.ms": "1000",
             "spark.hadoop.yarn.resourcemanager.connect.retry-interval.ms": "500",
@@ -299,7 +306,15 @@ LOSSES = [
     ),
     Case(
         name="no_kubernetes",
-        submit=("--master", "k8s://http://127.0.0.1:1", "--deploy-mode", "cluster", "--class", HIVE, "spark-internal"),
+        submit=(
+            "--master",
+            "k8s://http://127.0.0.1:1",
+            "--deploy-mode",
+            "cluster",
+            "--class",
+            "com.example.Orders",
+            "local:///opt/orders.jar",
+        ),
         conf={"spark.kubernetes.container.image": "spark", "spark.kubernetes.submission.connectionTimeout": "1000"},
         expected=INFRASTRUCTURE,
         why="no API server answers",

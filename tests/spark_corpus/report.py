@@ -1,4 +1,4 @@
-"""The table of docs/spark-failures.md: what the classifier makes of the corpus. `python -m tests.spark_corpus.report`."""
+"""The table of docs/spark-failures.md, out of the corpus: `python -m tests.spark_corpus.report`."""
 
 from __future__ import annotations
 
