@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo_shows_its_messages_from_scheduling_to_receiving_and_ends_by_itself() -> None:
+@pytest.mark.timeout(600)
+def test_the_demo_shows_its_messages_and_a_spark_job_that_comes_back_and_ends_by_itself() -> None:
     done = subprocess.run(
-        [sys.executable, "demo/run.py", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "demo/run.py", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=540
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for step, times in {
@@ -19,5 +22,9 @@ def test_the_demo_shows_its_messages_from_scheduling_to_receiving_and_ends_by_it
         "remind_and_wait is deferred; worker slots taken: 0": 1,
         "and received": 4,
         "remind_and_wait was resumed by the dispatch: success": 1,
+        "  transient  connection-refused  ": 2,
+        "task count_orders is deferred; worker slots taken: 0 of 128; processes of its job: 0": 1,
+        "brings attempt 2 at": 1,
+        "attempt 2 has succeeded in the same try of the task: orders open: 333, orders paid: 667": 1,
     }.items():
         assert done.stdout.count(step) == times, done.stdout

@@ -11,15 +11,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from sqlalchemy import text
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.operators.spark import HISTORY_KEY
+from airflow_delay_provider.spark import guard
+from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
 from tests.acceptance.runs import DEFERRED, Run
 from tests.servers.airflow import Airflow
 from tests.servers.airflow_api import AirflowApi
+from tests.servers.component import Component, wait_for
 from tests.servers.process import free_port
-from tests.sparks import JOBS, running_with
+from tests.servers.spark import SparkCluster
+from tests.sparks import JOBS, connection_of, private_cluster, running_with
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -176,13 +184,152 @@ def test_a_job_that_would_fail_again_fails_at_the_first_attempt_with_the_reason_
 # -- while it waits ------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_task_takes_no_slot_no_jvm_and_can_be_expedited_and_given_up(
-    begin: Begin, airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
-) -> None:
-    jobs = [begin("source") for _ in range(2)]
+@pytest.fixture(scope="module")
+def patient(begin: Begin) -> list[Job]:
+    """Three jobs whose tickets are due in an hour."""
+    jobs = [begin("source", dag_id="spark_patient") for _ in range(3)]
     for job in jobs:
         (job.folder / "port").write_text(str(free_port()))
     for job in jobs:
         job.wait_until_deferred()
+    return jobs
+
+
+def test_waiting_tasks_take_no_slot_no_process_and_no_connection_of_their_own(
+    patient: list[Job], airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
+) -> None:
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
-    assert [running_with(str(job.folder)) for job in jobs] == [[], []]
+    assert [running_with(str(job.folder)) for job in patient] == [[], [], []]
+    # One for the journal and one for the desk, however many wait.
+    assert connections_to_ledger(airflow.components["triggerer"], broker) <= 2
+
+
+def connections_to_ledger(component: Component, broker: EmbeddedBroker) -> int:
+    """How many connections to the ledger's database a component has."""
+    ports = [each.laddr.port for pid in component.pids() for each in psutil.Process(pid).net_connections("tcp")]
+    of_ports = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND client_port = ANY(:ports)"
+    with broker.ledger.read() as connection:
+        return int(connection.execute(text(of_ports), {"ports": ports}).scalar_one())
+
+
+def test_tickets_are_listed_expedited_and_given_up(
+    patient: list[Job], airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
+) -> None:
+    expedited, given_up, marked = patient
+    listed = {each["run_id"]: each for each in retries(airflow)["retries"]}
+    ticket = listed[expedited.run.run_id]
+    assert (ticket["attempt"], ticket["verdict"], ticket["waits_for"]) == (2, "transient", "backoff")
+    assert "refused" in ticket["reason"]
+
+    api.mark(marked.run.dag_id, marked.run.run_id, "job", "failed")
+    with source(int((expedited.folder / "port").read_text())):
+        retries(airflow, "--run-id", expedited.run.run_id, "--expedite")
+        retries(airflow, "--run-id", given_up.run.run_id, "--give-up", "--yes")
+        assert expedited.wait() == "success"
+    assert expedited.submissions() == 2
+    assert given_up.wait() == "failed"
+    assert given_up.submissions() == 1
+    assert "it was given up" in given_up.run.log("job")
+
+    def ended() -> bool:
+        with broker.ledger.read() as connection:
+            return listing.get(connection, listed[marked.run.run_id]["message_id"]).state is State.CANCELLED
+
+    airflow.wait_for(ended, what="the ticket of a task that a user ended is cancelled", seconds=60)
+    assert retries(airflow)["retries"] == []
+
+
+def retries(airflow: Airflow, *arguments: str) -> Any:
+    return json.loads(airflow.run("airflow", "delay", "retries", "--output", "json", *arguments))
+
+
+# -- whoever is killed ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_airflow_worker_is_killed_is_ended_with_it_and_submitted_again(begin: Begin) -> None:
+    job = begin("work")
+    wait_for(lambda: (job.folder / "working").exists(), what="the job works", seconds=SECONDS)
+    task_process_of(job).kill()
+    wait_for(lambda: job.submissions() == 2, what="it is submitted again", seconds=SECONDS)
+    job.mend()
+    assert job.wait() == "success"
+    assert job.verdicts() == ["infrastructure", None]
+    assert job.submissions() == 2
+    assert not (job.folder / "overlaps").exists(), "two drivers ran at the same time"
+
+
+def task_process_of(job: Job) -> psutil.Process:
+    """The process of the task, which has started the guard of spark-submit."""
+    guards = [each for each in running_with(str(job.folder)) if guard.__file__ in each.cmdline()]
+    assert len(guards) == 1, guards
+    parent = guards[0].parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_triggerer_that_is_killed_while_tickets_wait_loses_none(begin: Begin, airflow: Airflow) -> None:
+    job = begin("source")
+    port = free_port()
+    (job.folder / "port").write_text(str(port))
+    job.wait_until_deferred()
+    triggerer = airflow.components["triggerer"]
+    triggerer.kill()
+    with source(port):
+        triggerer.start()
+        assert job.wait() == "success"
+    assert set(job.verdicts()[:-1]) == {"transient"}
+    assert job.submissions() == len(job.verdicts())
+    assert not (job.folder / "overlaps").exists()
+
+
+# -- a cluster that fails ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(api: AirflowApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A master and a worker, known to Airflow."""
+    with private_cluster(tmp_path_factory.mktemp("spark")) as started:
+        define(api, "spark_standalone", connection_of(started))
+        yield started
+
+
+def waits_for_cluster(broker: EmbeddedBroker, job: Job) -> bool:
+    with broker.ledger.read() as connection:
+        waiting = listing.page(connection, channel=DEFAULT_CHANNEL, states=[State.SCHEDULED]).records
+        messages = [listing.get(connection, each.message.id).message for each in waiting]
+    tickets = [ticket for message in messages if (ticket := Ticket.from_message(message)) is not None]
+    return any(ticket.origin.run_id == job.run.run_id and ticket.waits_for is WaitsFor.CLUSTER for ticket in tickets)
+
+
+def test_a_job_that_lost_the_only_worker_is_ended_waits_for_another_and_succeeds(
+    begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
+) -> None:
+    job = begin("work", dag_id="spark_standalone")
+    wait_for(lambda: (job.folder / "working").exists(), what="the job works", seconds=SECONDS)
+    cluster.kill_worker()
+    wait_for(lambda: waits_for_cluster(broker, job), what="its ticket waits for the cluster", seconds=SECONDS)
+    job.mend()
+    cluster.start_worker()
+    assert job.wait() == "success"
+    assert job.verdicts() == ["infrastructure", None]
+    assert job.submissions() == 2
+
+
+def test_while_the_master_is_down_nobody_submits_and_when_it_is_back_all_do(
+    begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
+) -> None:
+    cluster.kill_worker()
+    cluster.kill_master()
+    first = begin("work", dag_id="spark_standalone")
+    wait_for(lambda: waits_for_cluster(broker, first), what="its ticket waits for the cluster", seconds=SECONDS)
+    second = begin("work", dag_id="spark_standalone")
+    wait_for(lambda: waits_for_cluster(broker, second), what="the other one waits too", seconds=SECONDS)
+    assert second.submissions() == 0
+    first.mend()
+    second.mend()
+    cluster.start_master()
+    cluster.start_worker()
+    assert (first.wait(), second.wait()) == ("success", "success")
+    assert first.verdicts() == ["infrastructure", None]
+    assert second.verdicts() == [None]
+    assert (first.submissions(), second.submissions()) == (2, 1)

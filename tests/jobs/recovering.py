@@ -1,11 +1,11 @@
 """Fails in the given way until somebody mends what it needs: ``recovering.py WAY FOLDER``.
 
-Each submission leaves a line in ``FOLDER/submissions`` with the moments at which it began and ended.
+Each submission leaves a line in ``FOLDER/submissions``, and one in ``FOLDER/overlaps`` when another still runs.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import sys
 import time
@@ -17,8 +17,13 @@ from pyspark.sql import SparkSession
 
 way, folder = sys.argv[1], Path(sys.argv[2])
 is_mended = (folder / "mended").exists()
+lock = (folder / "lock").open("w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    (folder / "overlaps").write_text(f"{time.time()}\n")
 with (folder / "submissions").open("a") as submissions:
-    submissions.write(json.dumps({"pid": os.getpid(), "at": time.time()}) + "\n")
+    submissions.write(f"{time.time()} {os.getpid()}\n")
 
 
 def read_source(numbers: Iterator[int]) -> Iterator[int]:
