@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first, names_exception
 from airflow_delay_provider.spark.failures.evidence import Evidence
 from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
-from airflow_delay_provider.spark.failures.text import shown, unfolded
+from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, without_names
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 
-_EXIT_CODE = re.compile(r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=)(-?\d{1,3})\b")
+_EXIT_CODE = re.compile(
+    r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=|User application exited with (?:status )?)(-?\d{1,3})\b"
+)
 
 
 #: How many failures of one log are asked for a reason.
@@ -129,19 +131,26 @@ def _looking(layer: Iterable[Rule], where: Where) -> list[Rule]:
 
 def _first(layer: Iterable[Rule], statements: list[str]) -> _Match | None:
     """The order of the rules decides."""
-    return next((_Match(rule, text) for rule in layer for text in statements if rule.matches(text)), None)
+    read = [(text, without_names(text)) for text in statements]
+    return next((_Match(rule, text) for rule in layer for text, plain in read if rule.matches(plain)), None)
 
 
 def _root_first(layer: list[Rule], statements: Iterable[str]) -> _Match | None:
     """The order of the statements decides."""
-    return next((_Match(rule, text) for text in statements for rule in layer if rule.matches(text)), None)
+    read = ((text, without_names(text)) for text in statements)
+    return next((_Match(rule, text) for text, plain in read for rule in layer if rule.matches(plain)), None)
 
 
 def _exit_code(evidence: Evidence) -> int | None:
-    if evidence.exit_code is not None:
+    """A submission that only waited ends with 0 or 1 whatever happened; the driver's own code says more."""
+    if evidence.exit_code not in {None, 0, 1}:
         return evidence.exit_code
-    found = _EXIT_CODE.search(evidence.exception)
-    return int(found.group(1)) if found else None
+    told = (_EXIT_CODE.search(cut(line)) for line in _lines_of_others(evidence))
+    return next((int(found.group(1)) for found in told if found), evidence.exit_code)
+
+
+def _lines_of_others(evidence: Evidence) -> list[str]:
+    return [*evidence.driver_output, *evidence.diagnostics.splitlines(), *evidence.exception.splitlines()]
 
 
 def _finding(match: _Match) -> Finding:

@@ -20,6 +20,7 @@ _MAX_JSON = 1_000_000
 #: What Airflow and container runtimes put before each line.
 _TRANSPORT = re.compile(
     r"^(?:\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{{1,2}[^}]{1,200}\}{1,2} [A-Z]{4,8} - "
+    r"|\[\d{4}-\d\d-\d\dT[\d:.,]{8,20}Z?\] "
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)"
 )
 _RECORD = re.compile(
@@ -28,6 +29,7 @@ _RECORD = re.compile(
     r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL|SEVERE)\b(?P<text>.*)$",
     re.DOTALL,
 )
+_NAME = re.compile(r"`[^`\n]{1,200}`")
 _SECRETS = (
     (re.compile(r"(://[^/\s:@]{1,200}:)[^@\s/]{1,500}(@)"), r"\1***\2"),
     (
@@ -64,6 +66,11 @@ def shown(text: str) -> str:
     for pattern, replacement in _SECRETS:
         line = pattern.sub(replacement, line)
     return cut(line, MAX_SHOWN)
+
+
+def without_names(text: str) -> str:
+    """Leave out what stands in backticks: a column may be called `connection refused`."""
+    return _NAME.sub("``", text)
 
 
 def record(line: str) -> Record:

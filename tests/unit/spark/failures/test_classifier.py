@@ -160,6 +160,14 @@ def test_the_exit_code_is_read_from_the_exception_of_the_hook() -> None:
     assert classify(told).verdict is Verdict.INFRASTRUCTURE
 
 
+def test_the_code_of_a_driver_elsewhere_says_more_than_that_of_the_submission() -> None:
+    left = "org.apache.spark.SparkUserAppException: User application exited with"
+
+    for code, expected in {137: Verdict.INFRASTRUCTURE, 75: Verdict.TRANSIENT, 1: Verdict.UNKNOWN}.items():
+        evidence = Evidence(exit_code=0, driver_state="FAILED", driver_output=[f"Caused by: {left} {code}"])
+        assert classify(evidence).verdict is expected
+
+
 def test_states_and_reasons_of_clusters_are_heard() -> None:
     assert classify(Evidence(driver_state="ERROR")).verdict is Verdict.INFRASTRUCTURE
     assert classify(Evidence(driver_state="FAILED")).verdict is Verdict.UNKNOWN
