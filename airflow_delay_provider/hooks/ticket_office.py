@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -14,7 +15,7 @@ from uuid import UUID, uuid5
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.exceptions import BrokerError, DelayError
+from airflow_delay_provider.exceptions import BrokerError, DelayError, UnknownMessageError
 from airflow_delay_provider.hooks.cluster_gate import ClusterGate
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
@@ -69,7 +70,8 @@ class TicketOffice:
         """Take a ticket back; one that the broker does not give back comes when it is due, for nobody."""
         broker = self._hook.get_conn()
         if broker.can_recall:
-            cancel_in_time(broker, [ticket_id])
+            with suppress(UnknownMessageError):  # it was not scheduled yet
+                cancel_in_time(broker, [ticket_id])
 
     def send_dead_letter(self, origin: Origin, history: History, reason: str) -> None:
         """Tell whoever listens that all attempts are used up; whether it can be told or not, the task fails."""

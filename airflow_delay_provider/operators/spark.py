@@ -92,6 +92,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         self.message_link: str | None = None
         self._clock = SystemClock()
         self._ticket_id: str | None = None
+        self._was_killed = False
 
     # -- the way of a task ---------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         """Begin, or go on where an earlier try of this task was cut off."""
         self.message_link = ""
         history = self._load(context)
-        if history is None or history.phase is Phase.ENDED:
+        if history is None or history.phase is Phase.ENDED or self._is_first_try(context):
             history = History(began_at=self._clock.now())
         elif history.phase is Phase.WAITING:
             self.log.info("An earlier try of this task was waiting for its ticket")
@@ -115,6 +116,8 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         history = self._load(context) or History(began_at=self._clock.now())
         end = TicketEnd(event["end"])
         if end is not TicketEnd.GO:
+            if end is not TicketEnd.GIVEN_UP:
+                self._send_dead_letter(context, history, _WHY_STOPPED[end])
             self._stop(context, history, _WHY_STOPPED[end])
         with TicketOffice(self.ticket_places) as office:
             office.sweep()
@@ -130,6 +133,9 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         try:
             self._run_job(context)
         except Exception as error:
+            if self._was_killed:
+                # Airflow lets an ended task run on: nobody waits for a ticket of it.
+                raise
             if not hook.was_started and not self._is_job_known(context):
                 # Nothing was submitted: the task is wrong, not the job.
                 self._store(context, history.end(self._clock.now()))
@@ -149,9 +155,12 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         if decision.delay is not None:
             return decision.delay
         if history.last.verdict is not Verdict.PERMANENT:
-            with TicketOffice(self.ticket_places) as office:
-                office.send_dead_letter(origin_of(context), history, decision.reason)
+            self._send_dead_letter(context, history, decision.reason)
         self._stop(context, history, decision.reason)
+
+    def _send_dead_letter(self, context: Context, history: History, reason: str) -> None:
+        with TicketOffice(self.ticket_places) as office:
+            office.send_dead_letter(origin_of(context), history, reason)
 
     def _wait(self, context: Context, history: History, ticket: Ticket) -> NoReturn:
         """Let go of the worker until the ticket comes."""
@@ -187,6 +196,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
 
     def on_kill(self) -> None:
         """Leave no job, no process and no ticket behind."""
+        self._was_killed = True
         if self._hook is not None:
             super().on_kill()
         if self._ticket_id is not None:
@@ -240,6 +250,11 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         )
 
     # -- what is remembered and told -----------------------------------------------------------------------------
+
+    def _is_first_try(self, context: Context) -> bool:
+        """Whether the task was started or cleared; what is stored is then of a life before, and its ticket gone."""
+        ti = context["ti"]
+        return ti.try_number == ti.max_tries - self.retries + 1
 
     def _load(self, context: Context) -> History | None:
         store = context.get("task_state_store")

@@ -28,6 +28,9 @@ class TaskInstanceStub:
     map_index: int
     #: The results of other tasks, by task id.
     results: Mapping[str, Any]
+    #: Of how many tries; see Airflow's task instance.
+    max_tries: int
+    try_number: int = 1
     #: What the task pushed, by key.
     pushed: dict[str, Any] = field(default_factory=dict)
 
@@ -67,6 +70,7 @@ class TaskRun:
             run_id=run_id,
             map_index=map_index,
             results=results or {},
+            max_tries=task.retries or 0,
         )
         known: Any = {"ti": self.ti, "task_instance": self.ti, "task": task, "run_id": run_id, **context}
         self.context: Context = known
