@@ -331,8 +331,8 @@ CLUSTER = [
     job(
         "cluster_jvm_sigkill",
         "losses:driver_jvm_sigkill",
-        INFRASTRUCTURE,
-        "something killed the JVM of the driver",
+        UNKNOWN,
+        "neither state nor log of the driver tell that its JVM was killed",
         mode="cluster",
     ),
     job("cluster_device_full", "limits:device_full", RESOURCE, "the disk is full", mode="cluster"),

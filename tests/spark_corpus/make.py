@@ -41,7 +41,8 @@ SETTINGS = {
 
 
 def main(names: list[str]) -> None:
-    chosen = [case for case in CASES if not names or case.name in names]
+    cases = {case.name: case for case in CASES}
+    chosen = [cases[name] for name in names] or CASES
     LOGS.mkdir(exist_ok=True)
     with ExitStack() as stack:
         cluster = None

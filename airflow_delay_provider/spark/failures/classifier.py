@@ -17,7 +17,8 @@ from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, wit
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 
 _EXIT_CODE = re.compile(
-    r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=|User application exited with (?:status )?)(-?\d{1,3})\b"
+    r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=|User application exited with (?:status )?)"
+    r"(-?\d{1,3})\b"
 )
 
 
