@@ -10,7 +10,6 @@ from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.records import MessageRecord
-from airflow_delay_provider.operators.spark import HISTORY_KEY
 from airflow_delay_provider.spark.attempt_table import attempt_table
 from airflow_delay_provider.spark.history import History
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL
@@ -22,6 +21,8 @@ from tests.servers.process import free_port
 
 SPARK_DAG = "example_spark"
 TASK = "count_orders"
+#: Where the operator keeps its attempts. It is not imported: that would set up an Airflow in this process.
+HISTORY_KEY = "delay_spark_retries"
 #: Spark in the process of the driver alone.
 CONNECTIONS = {"spark_local": '{"conn_type": "spark", "host": "local[1]"}'}
 #: For each step, in which a JVM may have to start on a busy machine.
@@ -93,6 +94,10 @@ class SparkTour:
         self._show_attempts()
         counted = [line for line in self._log_lines() if line.startswith("orders ")]
         self.voice.say(f"attempt 2 has succeeded in the same try of the task: {', '.join(counted)}")
+        self.voice.say(
+            f"in the UI ({self.airflow.url}/dags/{SPARK_DAG}) the task's log has this table, its Storage tab the"
+            " attempts, and its button Delayed message leads to the ticket"
+        )
 
     def _wait_for_task(self, states: frozenset[str]) -> dict[str, Any]:
         found = self.api.wait_for_task(SPARK_DAG, self.run_id, TASK, states | ENDED, seconds=STEP_SECONDS)

@@ -62,7 +62,7 @@ class SparkAttemptOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is classified, told and raised
-            finding = self._find_cause(error)
+            finding = self._find_cause(context, error)
             exit_code = None if self._hook is None else self._hook.exit_code
             push_history(context, history.fail_attempt(finding, self._clock.now(), exit_code=exit_code))
             # What the job printed stands above in the log.
@@ -82,13 +82,16 @@ class SparkAttemptOperator(SparkSubmitOperator):
             history = failed_history(context, self.earlier_task_id, now=now)
             with TicketOffice(self.ticket_places) as office:
                 office.await_turn(find_cluster(self._conn_id))
+            if self._was_killed:
+                raise AirflowFailException("the task was ended before it submitted its job")
         history = history.begin_attempt(self._clock.now())
         # Before the submission: should this worker be gone, the next attempt knows of it.
         push_history(context, history)
         return history
 
-    def _find_cause(self, error: Exception) -> Finding:
-        if self._was_killed:
+    def _find_cause(self, context: Context, error: Exception) -> Finding:
+        # A worker that is shut down ends its tasks too, but not for good: to Airflow they still run.
+        if self._was_killed and states_of(context, [self.task_id])[self.task_id] != "running":
             return _permanent("ended-by-user", "the task was ended")
         if self._hook is None or not self._hook.was_started:
             return _permanent("not-submitted", f"nothing was submitted, the task is wrong: {_one_line(error)}")

@@ -107,3 +107,18 @@ def test_a_retry_that_is_given_up_ends_the_group(api: AirflowApi, broker: Embedd
         "outcome": "failed",
     }
     assert "attempt 2 was given up" in run.log("orders.outcome")
+
+
+@pytest.mark.usefixtures("spark_local")
+def test_an_attempt_that_a_user_ends_ends_the_group_and_leaves_no_process(
+    airflow: Airflow, api: AirflowApi, tmp_path: Path
+) -> None:
+    job = tmp_path / "sleeping.py"
+    job.write_text("import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(600)\n")
+    run = begin(api, application=str(job), source=str(tmp_path / "begun"))
+    airflow.wait_for((tmp_path / "begun").exists, what="the job runs", seconds=SECONDS)
+    api.mark(run.dag_id, run.run_id, "orders.submit_1", "failed")
+    wait(run, "failed")
+    airflow.wait_for(lambda: running_with(str(job)) == [], what="nothing of the job is left", seconds=60)
+    assert states(run)["schedule_2"] == states(run)["submit_2"] == "skipped"
+    assert "the task was ended" in run.log("orders.outcome")

@@ -38,6 +38,10 @@ print(json.dumps([(time.perf_counter() - started) * 1000, sorted(set(sys.modules
         "airflow_delay_provider.decorators.message",
         "airflow_delay_provider.hooks.delay",
         "airflow_delay_provider.hooks.kafka",
+        "airflow_delay_provider.operators.spark",
+        "airflow_delay_provider.policies.spark",
+        "airflow_delay_provider.sensors.spark",
+        "airflow_delay_provider.task_groups.spark",
     ],
 )
 def test_nothing_heavy_is_imported_beyond_what_airflow_imports(module: str) -> None:

@@ -22,7 +22,7 @@ from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.records import MessageRecord
 from airflow_delay_provider.sensors.spark import DelayedRetrySensor
-from airflow_delay_provider.task_groups.attempts import HISTORY_KEY
+from airflow_delay_provider.task_groups.attempts import HISTORY_KEY, states_of
 from airflow_delay_provider.task_groups.spark import spark_submit_with_retries
 
 REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
@@ -50,7 +50,9 @@ class TaskInstance:
         return self.scene.xcoms.get((task_ids, key))
 
     def get_task_states(self, *, task_ids: list[str], run_ids: list[str], **_: Any) -> dict[str, dict[str, str]]:
-        known = {task_id: self.scene.states[task_id] for task_id in task_ids if task_id in self.scene.states}
+        # Airflow adds the index to the names of mapped tasks.
+        suffix = "" if self.map_index < 0 else f"_{self.map_index}"
+        known = {f"{name}{suffix}": self.scene.states[name] for name in task_ids if name in self.scene.states}
         return dict.fromkeys(run_ids, known)
 
 
@@ -279,13 +281,22 @@ def test_an_attempt_that_was_never_made_is_not_followed_by_another(scene: Scene)
     assert scene.said == "the attempt before was not made"
 
 
-def test_an_attempt_that_a_user_ends_is_final(scene: Scene) -> None:
-    scene.submission_says(*traceback(REFUSED), code=143)
-    submit = scene.dag.get_task("orders.submit_1")
-    submit.on_kill()
+def test_a_mapped_group_looks_at_the_attempts_of_its_own_index(scene: Scene) -> None:
+    scene.states |= {"orders.submit_1": "failed", "orders.submit_2": "success"}
+    context: Any = {"ti": TaskInstance(scene, "orders.outcome", map_index=4)}
+    attempts = ["orders.submit_1", "orders.submit_2", "orders.submit_3"]
+    assert states_of(context, attempts) == dict(zip(attempts, ("failed", "success", None), strict=True))
+
+
+@pytest.mark.parametrize(("known_as", "next_one"), [("failed", "skipped"), ("running", "success")])
+def test_an_attempt_that_a_user_ends_is_final_and_one_that_ends_with_its_worker_is_not(
+    scene: Scene, known_as: str, next_one: str
+) -> None:
+    scene.submission_says("killed", code=143)
+    scene.states["orders.submit_1"] = known_as
+    scene.dag.get_task("orders.submit_1").on_kill()
     assert scene.run("submit_1") == "failed"
-    assert scene.run("schedule_2") == "skipped"
-    assert "the task was ended" in scene.said
+    assert scene.run("schedule_2") == next_one
 
 
 # -- the wait ------------------------------------------------------------------------------------------------------
