@@ -79,20 +79,22 @@ class TicketOffice:
         if channel is None:
             return
         content = {"reason": reason, "origin": _json_of(origin), **history.as_json()}
-        letter = Message(
-            id=str(uuid5(UUID(origin.message_id(0)), f"dead.{ceil_ms(history.began_at)}")),
-            channel=channel,
-            payload=json.dumps(content).encode(),
-            deliver_at=self._hook.get_conn().clock.now(),
-            content_type="application/json",
-            origin=origin,
-        )
+        letter_id = str(uuid5(UUID(origin.message_id(0)), f"dead.{ceil_ms(history.began_at)}"))
         try:
-            self._hook.get_conn().send([letter])
+            broker = self._hook.get_conn()
+            letter = Message(
+                id=letter_id,
+                channel=channel,
+                payload=json.dumps(content).encode(),
+                deliver_at=broker.clock.now(),
+                content_type="application/json",
+                origin=origin,
+            )
+            broker.send([letter])
         except DelayError as error:
             log.error("No dead letter was sent to %s: %s", channel, error)  # noqa: TRY400 - the sentence says it all
         else:
-            log.info("A dead letter was sent to %s: %s", channel, letter.id)
+            log.info("A dead letter was sent to %s: %s", channel, letter_id)
 
     def sweep(self) -> None:
         """Take tickets that have done their work out of their channel, so that it does not grow."""

@@ -254,7 +254,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
     def _is_first_try(self, context: Context) -> bool:
         """Whether the task was started or cleared; what is stored is then of a life before, and its ticket gone."""
         ti = context["ti"]
-        return ti.try_number == ti.max_tries - self.retries + 1
+        return ti.try_number == ti.max_tries - (self.retries or 0) + 1
 
     def _load(self, context: Context) -> History | None:
         store = context.get("task_state_store")
