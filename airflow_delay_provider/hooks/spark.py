@@ -73,6 +73,8 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     def evidence(self, error: BaseException) -> Evidence:
         """Return all that is known of an attempt that ended with ``error``."""
         told = evidence_of(error)
+        if self._starved_by:  # it has not failed, and what it said before is no evidence
+            return replace(told, driver_state=self._driver_status)
         self._listen_to_driver()
         return replace(
             told,
@@ -129,9 +131,8 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
 
     def _observed(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
-            if not self._starved_by:  # what a job says while we end it tells nothing of it
-                self._window.feed(line)
-                self._watch.see(time.monotonic(), line)
+            self._window.feed(line)
+            self._watch.see(time.monotonic(), line)
             yield line
 
     def _process_spark_status_log(self, itr: Any) -> None:
@@ -194,7 +195,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
 
     def _listen_to_driver(self) -> None:
         """Take in what a driver that the cluster runs has said since, where that can be had."""
-        if self._starved_by or not (self._should_track_driver_status and self._driver_id):
+        if not (self._should_track_driver_status and self._driver_id):
             return
         self._driver_log = self._driver_log or DriverLog(self._master_uis(), self._driver_id)
         self._listened_at = time.monotonic()

@@ -21,6 +21,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
+from airflow_delay_provider.spark.failures import Verdict, classify
 from airflow_delay_provider.spark.starvation import StarvedError
 from tests.servers import component
 
@@ -184,12 +185,16 @@ def test_a_guard_that_was_killed_fails_the_task_and_leaves_nothing(make_hook: Ma
 
 
 def test_a_job_that_nobody_accepts_is_ended_by_the_watchdog(make_hook: MakeHook) -> None:
-    hook = make_hook(f"while true; do echo '{WARNING}'; sleep 0.1; done", starvation_timeout=0.5)
-    with pytest.raises(StarvedError, match=r"no executor accepted work for .* s \(starvation") as caught:
+    survived = "ERROR Main: org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] no table; SQLSTATE: 42P01"
+    script = f"echo '{survived}'; while true; do echo '{WARNING}'; sleep 0.1; done"
+    hook = make_hook(script, starvation_timeout=0.5)
+    with pytest.raises(StarvedError, match=r"not accepted any resources for .* s \(starvation") as caught:
         hook.submit("job.py")
     evidence = hook.evidence(caught.value)
-    assert evidence.exit_code is None
     assert "starvation watchdog" in evidence.exception
+    assert evidence.exit_code is None
+    assert not evidence.output
+    assert classify(evidence).verdict is Verdict.INFRASTRUCTURE
 
 
 def test_a_task_whose_supervisor_was_killed_ends_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
