@@ -336,14 +336,6 @@ CLUSTER = [
         mode="cluster",
     ),
     job("cluster_device_full", "limits:device_full", RESOURCE, "the disk is full", mode="cluster"),
-    job(
-        "cluster_heap",
-        "limits:heap",
-        RESOURCE,
-        "the heap of the driver is too small",
-        mode="cluster",
-        conf={"spark.driver.maxResultSize": "0"},
-    ),
     job("cluster_worker_lost", "losses:waits", INFRASTRUCTURE, "the worker with the driver was lost", mode="cluster"),
     Case(
         name="cluster_missing_class",

@@ -12,8 +12,8 @@ from airflow_delay_provider.spark.failures.text import MAX_STATEMENT, Record, cu
 _MESSAGE_LINES = 12
 #: How many statements of one failure are kept, half of them next to its root.
 _STATEMENTS = 24
-#: How far back the last remarks of a log without failures are looked for.
-_REMARKS = 40
+#: How many of the last lines are taken for a reason where a log tells of no failure, and how far back they may be.
+_REMARKS, _LOOK_BACK = 5, 40
 
 _TRACEBACK = "Traceback (most recent call last):"
 _DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
@@ -29,15 +29,18 @@ _EXCEPTION = re.compile(
     r"|^\s{0,8}Caused by: \S"
 )
 _NAMES_EXCEPTION = re.compile(r"Traceback \(most|[a-z](?:Error|Exception)\b")
-#: Said outside of any stack trace, by launchers, interpreters and resource managers.
-_STATEMENT = re.compile(
-    r"^\s{0,8}(?:Error:(?: |$)|ERROR: |[Ee]rror occurred|FATAL|fatal:|# A fatal error|# There is insufficient memory"
-    r"|# java\.lang\.|diagnostics: (?!N/A|\[?AM container is launched)|[Tt]ermination (?:reason|message): |exit code: "
-    r"|Killed\b|Segmentation fault|Aborted\b|User class threw exception|User application exited"
-    r"|Could not find valid SPARK_HOME|Unrecognized |Invalid (?:initial|maximum) heap|Server access error"
-    r"|Container (?:killed|exited|released|marked|is running|\[pid)|Exit status: |Diagnostics: "
-    r"|Application \S{1,60} (?:failed|was killed|is killed)|Failing this attempt)"
+#: Said by launchers, shells and interpreters, which belong to no log record.
+_LAUNCHER = re.compile(
+    r"^(?:Error:(?: |$)|fatal:|# A fatal error|# There is insufficient memory|# java\.lang\.|Killed\b"
+    r"|Segmentation fault|Aborted\b|Could not find valid SPARK_HOME|Unrecognized |Invalid (?:initial|maximum) heap)"
     r"|^\S{1,200}: (?:error: |line \d{1,6}: |can't open file|command not found|No such file|Permission denied|cannot )"
+)
+#: Said outside of any stack trace, mostly by resource managers.
+_STATEMENT = re.compile(
+    r"^\s{0,8}(?:[Ee]rror occurred|diagnostics: (?!N/A|\[?AM container is launched)|[Tt]ermination (?:reason|message): "
+    r"|exit code: |User class threw exception|User application exited|Server access error|Exit status: |Diagnostics: "
+    r"|Container (?:killed|exited|released|marked|is running|\[pid)|Failing this attempt"
+    r"|Application \S{1,60} (?:failed|was killed|is killed))"
     r"|^\[[A-Z][A-Z0-9_.]{3,200}\] "
 )
 _FRAME = re.compile(
@@ -69,13 +72,15 @@ def failures(lines: Sequence[str]) -> list[Failure]:
         for part in unfolded(line):
             for physical in part.splitlines():
                 reader.read(cut(physical))
-    return reader.finished() or _last_remarks(lines)
+    found = reader.finished()
+    return found if any(not failure.survivable for failure in found) else _last_remarks(lines)
 
 
 def _last_remarks(lines: Sequence[str]) -> list[Failure]:
     """Where nothing looks like a failure, what was printed last is all there is."""
-    remarks = [line.strip() for line in lines[-_REMARKS:] if not record(line).level and not _FRAME.match(line)]
-    return [Failure(statements=[cut("\n".join(remarks[-_MESSAGE_LINES:]), MAX_STATEMENT)])] if remarks else []
+    last = lines[-_LOOK_BACK:]
+    remarks = [one.strip() for one in last if not (record(one).level or _FRAME.match(one) or _EXCEPTION.match(one))]
+    return [Failure(statements=[cut("\n".join(remarks[-_REMARKS:]), MAX_STATEMENT)])] if remarks else []
 
 
 def last_failure_first(found: list[Failure]) -> list[Failure]:
@@ -163,7 +168,7 @@ class _Reader:
         elif stripped == _TRACEBACK:
             self._begin_traceback(text)
         elif text.endswith(_TRACEBACK):
-            self._exception(text)
+            self._join(text)
             self._traceback.begin()
         elif self._traceback.is_open:
             if self._traceback.ends_with(text):
@@ -175,9 +180,13 @@ class _Reader:
             self._start(Failure(uncaught=True))
             self._say(text)
         elif _EXCEPTION.match(text):
-            self._exception(text)
+            self._join(text)
+        elif _LAUNCHER.match(text):
+            if self._open is None or self._open.survivable:
+                self._start(Failure())
+            self._say(text)
         elif _STATEMENT.match(text):
-            self._statement(text)
+            self._join(text)
         else:
             self._more_of_the_message(text)
 
@@ -190,12 +199,7 @@ class _Reader:
             self._start(Failure(uncaught=True))
         self._traceback.begin()
 
-    def _exception(self, text: str) -> None:
-        if self._open is None:
-            self._start(Failure())
-        self._say(text)
-
-    def _statement(self, text: str) -> None:
+    def _join(self, text: str) -> None:
         if self._open is None:
             self._start(Failure())
         self._say(text)
@@ -245,6 +249,7 @@ def decisive(line: str) -> bool:
     text = entry.text
     return bool(
         _EXCEPTION.match(text)
+        or _LAUNCHER.match(text)
         or _STATEMENT.match(text)
         or text.endswith(_TRACEBACK)
         or "SQLSTATE: " in text

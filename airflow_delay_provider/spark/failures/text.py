@@ -77,7 +77,7 @@ def record(line: str) -> Record:
     """Tell the level from the text; a line that begins no record is its own text."""
     line = _TRANSPORT.sub("", line.rstrip())
     found = _RECORD.match(line)
-    if found is None or (line.startswith("ERROR:") and found.group("text")[1:2] != ":"):
+    if found is None:
         return Record("", line)
     return Record(found.group("level"), found.group("text").strip(" :-"))
 

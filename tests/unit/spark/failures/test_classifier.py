@@ -251,3 +251,16 @@ def test_what_airflow_and_containers_put_before_a_line_is_ignored() -> None:
         lines = ["Traceback (most recent call last):", '  File "job.py", line 1', "KeyError: 'eu'"]
         assert verdict(*(prefix + line for line in lines)) is Verdict.PERMANENT
         assert verdict(f"{prefix}26/01/01 00:00:00 ERROR Client: x", f"{prefix}{REFUSED}") is Verdict.TRANSIENT
+
+
+def test_a_word_of_the_launcher_does_not_belong_to_the_warning_before_it() -> None:
+    warning = "26/01/01 00:00:00 WARN NativeCodeLoader: Unable to load native-hadoop library"
+
+    assert verdict(warning, "Error: Failed to load class com.example.Orders.") is Verdict.PERMANENT
+
+
+def test_the_last_remarks_count_where_nothing_looks_like_a_failure() -> None:
+    stopped = "26/01/01 00:00:00 INFO SparkContext: Successfully stopped SparkContext"
+
+    assert verdict("orders API answered: Connection refused", stopped) is Verdict.TRANSIENT
+    assert verdict("orders API answered: Connection refused", *["row"] * 5, stopped) is Verdict.UNKNOWN
