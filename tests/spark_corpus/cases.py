@@ -387,7 +387,6 @@ UNSEEN = [
         ("duplicate_key", PERMANENT, "the key is taken"),
         ("lock_held_in_database", TRANSIENT, "the lock will be given up"),
         ("jdbc_syntax", PERMANENT, "the statement cannot be parsed"),
-        ("corrupt_gzip", PERMANENT, "the file is cut short"),
         ("corrupt_orc", PERMANENT, "the file is no ORC file"),
         ("deep_expression", PERMANENT, "the expression is too deep"),
         ("wrong_return_schema", PERMANENT, "the columns are not the promised ones"),

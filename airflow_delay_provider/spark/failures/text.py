@@ -35,7 +35,7 @@ _SECRETS = (
     (
         re.compile(
             r"(?i)((?:password|passwd|pwd|secret|token|credential|api[_-]?key|access[_-]?key|account[._-]?key|signature|sig)"
-            r"[\w.\-]{0,60}[\"']?\s{0,3}[=:]\s{0,3}[\"']?)[^\s\"'&;,)]{1,500}"
+            r"(?!\w{0,60}(?:Error|Exception))[\w.\-]{0,60}[\"']?\s{0,3}[=:]\s{0,3}[\"']?)[^\s\"'&;,)]{1,500}"
         ),
         r"\1***",
     ),

@@ -1,6 +1,5 @@
 """Jobs written after the rules were frozen. Run as: unseen.py FUNCTION."""
 
-import gzip
 import os
 import signal
 import socket
@@ -114,13 +113,6 @@ def lock_held_in_database():
 def jdbc_syntax():
     url = "jdbc:derby:memory:shop;create=true"
     session().read.jdbc(url, "(selekt 1) as orders", properties=DERBY).show()
-
-
-def corrupt_gzip():
-    spark = session()
-    with open("orders.csv.gz", "wb") as file:
-        file.write(gzip.compress(os.urandom(4000))[:2000])
-    spark.read.csv("orders.csv.gz").show()
 
 
 def corrupt_orc():
