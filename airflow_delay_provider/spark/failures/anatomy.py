@@ -29,6 +29,10 @@ _EXCEPTION = re.compile(
     r"|^\s{0,8}Caused by: \S"
 )
 _NAMES_EXCEPTION = re.compile(r"Traceback \(most|[a-z](?:Error|Exception)\b")
+#: Records of what ended an application; other errors may be logged after them.
+_ENDING = re.compile(
+    r"User class threw exception|: Uncaught exception: |Error initializing SparkContext|Exception from cluster"
+)
 #: Said by launchers, shells and interpreters, which belong to no log record.
 _LAUNCHER = re.compile(
     r"^(?:Error:(?: |$)|fatal:|# A fatal error|# There is insufficient memory|# java\.lang\.|Killed\b"
@@ -149,7 +153,7 @@ class _Reader:
         if _JOB_DONE.search(entry.text):
             self._survived_so_far()
         elif entry.level in _ERRORS:
-            self._start(Failure())
+            self._start(Failure(uncaught=bool(_ENDING.search(entry.text))))
             self._say(entry.text)
         elif entry.level in {"WARN", "WARNING"} or _NAMES_EXCEPTION.search(entry.text):
             self._start(Failure(survivable=True))

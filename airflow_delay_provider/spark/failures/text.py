@@ -24,7 +24,7 @@ _TRANSPORT = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)"
 )
 _RECORD = re.compile(
-    r"^(?:\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[T ]\d\d:\d\d:\d\d\S{0,12}(?: UTC| [+-]\d{4})?\s+(?:- )?"
+    r"^(?:\[?(?:\d{2,4}[-/]\d\d[-/]\d{2,4}[T ])?\d\d:\d\d:\d\d\S{0,12}(?: UTC| [+-]\d{4})?\s+(?:- )?"
     r"(?:\[[^\]]{0,200}\]\s+)?(?:\S{1,100}\s+(?:- )?)?)?"
     r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL|SEVERE)\b(?P<text>.*)$",
     re.DOTALL,

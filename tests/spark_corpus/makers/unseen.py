@@ -124,10 +124,11 @@ def corrupt_orc():
 
 
 def deep_expression():
+    frame = session().range(1)
     column = F.col("id")
     for _ in range(6000):
         column = column + 1
-    session().range(1).select(column).show()
+    frame.select(column).show()
 
 
 def wrong_return_schema():

@@ -264,3 +264,25 @@ def test_the_last_remarks_count_where_nothing_looks_like_a_failure() -> None:
 
     assert verdict("orders API answered: Connection refused", stopped) is Verdict.TRANSIENT
     assert verdict("orders API answered: Connection refused", *["row"] * 5, stopped) is Verdict.UNKNOWN
+
+
+def test_errors_that_are_logged_after_the_end_do_not_decide() -> None:
+    ended = (
+        "26/01/01 00:00:00 ERROR ApplicationMaster: User class threw exception: java.util.NoSuchElementException: eu"
+    )
+
+    for later in (
+        "26/01/01 00:00:01 ERROR TransportClient: Failed to send RPC 7: java.nio.channels.ClosedChannelException",
+        "26/01/01 00:00:01 ERROR ShutdownHookManager: Exception while deleting Spark temp dir: /tmp/spark-1",
+        "26/01/01 00:00:01 ERROR Executor: Exception in task 1.0 in stage 0.0 (TID 1): Connection reset",
+    ):
+        assert verdict(ended, later, "java.io.IOException: Failed to connect to worker-1:7337") is Verdict.PERMANENT
+
+
+def test_records_of_other_layouts_are_recognised() -> None:
+    for prefix in (
+        "00:00:01.123 [main] ERROR shop.Load - ",
+        "2026-01-01T00:00:01,123 ERROR [main] shop.Load - ",
+        "ERROR:root:",
+    ):
+        assert verdict(f"{prefix}cannot load", REFUSED, "  continued") is Verdict.TRANSIENT
