@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.exceptions import BrokerError, DelayError, UnknownMessageError
 from airflow_delay_provider.hooks.cluster_gate import ClusterGate
@@ -72,6 +73,14 @@ class TicketOffice:
         if broker.can_recall:
             with suppress(UnknownMessageError):  # it was not scheduled yet
                 cancel_in_time(broker, [ticket_id])
+
+    def is_gone(self, ticket_id: str) -> bool:
+        """Whether a ticket was taken back; a broker that cannot look an id up is taken to have none."""
+        broker = self._hook.get_conn()
+        if not broker.knows_ids:
+            return True
+        outcome = broker.find_outcomes([ticket_id], since=FROM_THE_START).get(ticket_id)
+        return outcome is not None and outcome.change is Change.CANCELLED
 
     def send_dead_letter(self, origin: Origin, history: History, reason: str) -> None:
         """Tell whoever listens that all attempts are used up; whether it can be told or not, the task fails."""

@@ -100,7 +100,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         """Begin, or go on where an earlier try of this task was cut off."""
         self.message_link = ""
         history = self._load(context)
-        if history is None or history.phase is Phase.ENDED or self._is_first_try(context):
+        if history is None or history.phase is Phase.ENDED or self._was_cleared(context, history):
             history = History(began_at=self._clock.now())
         elif history.phase is Phase.WAITING:
             self.log.info("An earlier try of this task was waiting for its ticket")
@@ -251,10 +251,18 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
 
     # -- what is remembered and told -----------------------------------------------------------------------------
 
-    def _is_first_try(self, context: Context) -> bool:
-        """Whether the task was started or cleared; what is stored is then of a life before, and its ticket gone."""
+    def _was_cleared(self, context: Context, history: History) -> bool:
+        """Whether what is stored is of a life before: a user has ended the task, and cleared it since.
+
+        Airflow begins a first try anew, too, when the DAG could not be read as the ticket came: that one waits on.
+        """
         ti = context["ti"]
-        return ti.try_number == ti.max_tries - (self.retries or 0) + 1
+        if ti.try_number != ti.max_tries - (self.retries or 0) + 1:
+            return False
+        if history.phase is not Phase.WAITING:
+            return True
+        with TicketOffice(self.ticket_places) as office:
+            return office.is_gone(self._next_ticket(context, history).id)
 
     def _load(self, context: Context) -> History | None:
         store = context.get("task_state_store")

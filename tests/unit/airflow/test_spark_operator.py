@@ -324,6 +324,16 @@ def test_a_try_that_was_cut_off_while_it_waited_waits_for_the_same_ticket(task: 
     assert task.program.submissions == 1
 
 
+def test_a_first_try_that_airflow_begins_anew_waits_for_the_same_ticket(task: Task, broker: EmbeddedBroker) -> None:
+    """It does so when the DAG cannot be read as the task comes back."""
+    task.program.plan(REFUSED)
+    first, again = task.begin(), task.begin()
+    assert first is not None
+    assert again is not None
+    assert again._current.id == first._current.id
+    assert (len(tickets_in(broker)), task.program.submissions) == (1, 1)
+
+
 def test_a_ticket_that_could_not_be_stored_is_scheduled_by_the_next_try(task: Task, broker: EmbeddedBroker) -> None:
     task.program.plan(REFUSED)
     broker.check()
