@@ -23,6 +23,7 @@ class Case:
     #: File in makers and what it gets; without one, `submit` says all.
     job: str | None = None
     mode: Mode = "local"
+    #: What differs from the settings of the runner; an empty value takes one of them away.
     conf: dict[str, str] = field(default_factory=dict)
     #: Further arguments of spark-submit; they may use {work} and {master}.
     submit: tuple[str, ...] = ()
@@ -315,7 +316,12 @@ LOSSES = [
             "com.example.Orders",
             "local:///opt/orders.jar",
         ),
-        conf={"spark.kubernetes.container.image": "spark", "spark.kubernetes.submission.connectionTimeout": "1000"},
+        conf={
+            "spark.kubernetes.container.image": "spark",
+            "spark.kubernetes.submission.connectionTimeout": "1000",
+            "spark.driver.bindAddress": "",
+            "spark.driver.host": "",
+        },
         expected=INFRASTRUCTURE,
         why="no API server answers",
     ),

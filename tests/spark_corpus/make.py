@@ -146,7 +146,7 @@ def with_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _command(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | None) -> list[str]:
-    conf = {**SETTINGS, **case.conf}
+    conf = {name: value for name, value in {**SETTINGS, **case.conf}.items() if value}
     conf.setdefault("spark.local.dir", f"{work}/scratch")
     if case.mode == "cluster":
         conf["spark.standalone.submit.waitAppCompletion"] = "true"

@@ -82,8 +82,8 @@ def failures(lines: Sequence[str]) -> list[Failure]:
 
 def _last_remarks(lines: Sequence[str]) -> list[Failure]:
     """Where nothing looks like a failure, what was printed last is all there is."""
-    last = lines[-_LOOK_BACK:]
-    remarks = [one.strip() for one in last if not (record(one).level or _FRAME.match(one) or _EXCEPTION.match(one))]
+    last = [one.text for one in map(record, lines[-_LOOK_BACK:]) if not one.level]
+    remarks = [one.strip() for one in last if not (_FRAME.match(one) or _EXCEPTION.match(one))]
     return [Failure(statements=[cut("\n".join(remarks[-_REMARKS:]), MAX_STATEMENT)])] if remarks else []
 
 
@@ -177,9 +177,10 @@ class _Reader:
         elif self._traceback.is_open:
             if self._traceback.ends_with(text):
                 self._say(text)
-        elif text.startswith('  File "'):  # Python reports what it cannot parse without a heading
+        elif text.startswith(('  File "', 'File "')):  # Python reports what it cannot parse without a heading
             self._start(Failure(uncaught=True))
             self._traceback.begin()
+            self._traceback.ends_with(text)
         elif _UNCAUGHT.match(text):
             self._start(Failure(uncaught=True))
             self._say(text)

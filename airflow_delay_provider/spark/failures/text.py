@@ -19,7 +19,7 @@ _MAX_JSON = 1_000_000
 
 #: What Airflow and container runtimes put before each line.
 _TRANSPORT = re.compile(
-    r"^(?:\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{{1,2}[^}]{1,200}\}{1,2} [A-Z]{4,8} - "
+    r"^(?:\[\d{4}-\d\d-\d\d[T ][^\]]{8,40}\] \{{1,2}[^}]{1,200}\}{1,2} [A-Z]{4,8} -(?: |$)"
     r"|\[\d{4}-\d\d-\d\dT[\d:.,]{8,20}Z?\] "
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)"
 )
@@ -75,7 +75,7 @@ def without_names(text: str) -> str:
 
 def record(line: str) -> Record:
     """Tell the level from the text; a line that begins no record is its own text."""
-    line = _TRANSPORT.sub("", line.rstrip())
+    line = _TRANSPORT.sub("", line).rstrip()
     found = _RECORD.match(line)
     if found is None:
         return Record("", line)

@@ -10,7 +10,6 @@ import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import pyspark
 from pyspark.sql import SparkSession
 
 
@@ -126,7 +125,7 @@ def derby_locked():
     spark = session()
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     url = f"jdbc:derby:{os.path.abspath('shop')}"
-    jars = glob.glob(f"{os.path.dirname(pyspark.__file__)}/jars/derby*.jar")
+    jars = glob.glob(f"{os.environ['SPARK_HOME']}/jars/derby*.jar")
     urls = gateway.new_array(jvm.java.net.URL, len(jars))
     for number, jar in enumerate(jars):
         urls[number] = jvm.java.io.File(jar).toURI().toURL()

@@ -140,11 +140,9 @@ def wrong_return_schema():
 
 
 def pandas_raises():
-    @F.pandas_udf("double")
-    def ratio(values):
-        return values.astype("datetime64[ns]") / values
-
-    session().range(3).select(ratio("id")).show()
+    frame = session().range(3)
+    ratio = F.pandas_udf(lambda values: values.astype("datetime64[ns]") / values, "double")
+    frame.select(ratio("id")).show()
 
 
 def aborts_in_worker():
