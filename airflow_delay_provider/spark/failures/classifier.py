@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first, names_exception
+from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first
 from airflow_delay_provider.spark.failures.evidence import Evidence
-from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
+from airflow_delay_provider.spark.failures.rule import Rule, Where
+from airflow_delay_provider.spark.failures.rules import Rules
+from airflow_delay_provider.spark.failures.signs import names_exception
 from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, without_names
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from airflow_delay_provider.exceptions import ConfigurationError
-from airflow_delay_provider.spark.failures.rules import Rule, Where
+from airflow_delay_provider.spark.failures.rule import Rule, Where
 from airflow_delay_provider.spark.failures.verdict import Verdict
 
 Word = TypeVar("Word", bound=StrEnum)

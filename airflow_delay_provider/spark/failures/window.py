@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from airflow_delay_provider.spark.failures.anatomy import Traceback, decisive, opens_traceback
+from airflow_delay_provider.spark.failures.signs import Traceback, decisive, opens_traceback
 from airflow_delay_provider.spark.failures.text import cut, unfolded
 
 _LAST = 200
