@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from airflow_delay_provider.spark.failures import Finding, Verdict
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Of the XCom in which an attempt tells its history and that of the attempts before.
 HISTORY_KEY = "spark_attempts"
+#: A task that a user ends counts as failed before it knows, and tells its end some seconds later.
+LAST_WORD_SECONDS = 20.0
 _WORKER_LOST = Finding(
     verdict=Verdict.INFRASTRUCTURE, rule="worker-lost", line="", reason="the Airflow worker of this attempt is gone"
 )
@@ -33,8 +36,17 @@ def pull_history(context: Context, task_id: str) -> History | None:
 
 def failed_history(context: Context, task_id: str, *, now: datetime) -> History:
     """Return the history up to an attempt that has failed, also when its worker could tell nothing any more."""
-    history = pull_history(context, task_id) or History(began_at=now).begin_attempt(now)
+    history = _last_word(context, task_id) or History(began_at=now).begin_attempt(now)
     return history.fail_attempt(_WORKER_LOST, now) if history.phase is Phase.SUBMITTED else history
+
+
+def _last_word(context: Context, task_id: str) -> History | None:
+    deadline = time.monotonic() + LAST_WORD_SECONDS
+    history = pull_history(context, task_id)
+    while history is not None and history.phase is Phase.SUBMITTED and time.monotonic() < deadline:
+        time.sleep(1)
+        history = pull_history(context, task_id)
+    return history
 
 
 def states_of(context: Context, task_ids: Sequence[str]) -> dict[str, str | None]:

@@ -61,31 +61,32 @@ def spark_submit_with_retries(
         )
     retries = SparkRetries(max_attempts=attempts, backoff=backoff or SparkRetries().backoff)
     over: dict[str, Any] = {"delay_conn_id": delay_conn_id, "hold": hold, "channel": ticket_channel}
+    patience = retries.max_elapsed.total_seconds()
     submissions: list[SparkAttemptOperator] = []
     with TaskGroup(group_id) as group:
         for number in range(1, attempts + 1):
-            earlier = submissions[-1] if submissions else None
+            schedule = None
+            if submissions:
+                schedule = ScheduleRetryOperator(
+                    task_id=f"schedule_{number}",
+                    attempt_task_id=submissions[-1].task_id,
+                    spark_conn_id=conn_id,
+                    spark_retries=retries,
+                    trigger_rule=TriggerRule.ALL_FAILED,
+                    **over,
+                )
             submit = SparkAttemptOperator(
                 task_id=f"submit_{number}",
-                earlier_task_id=None if earlier is None else earlier.task_id,
+                schedule_task_id=None if schedule is None else schedule.task_id,
                 failure_rules=failure_rules,
                 starvation_timeout=starvation_timeout,
                 ticket_places=TicketPlaces(**over),
                 conn_id=conn_id,
                 **spark_submit_arguments,
             )
-            if earlier is not None:
-                schedule = ScheduleRetryOperator(
-                    task_id=f"schedule_{number}",
-                    attempt_task_id=earlier.task_id,
-                    spark_conn_id=conn_id,
-                    spark_retries=retries,
-                    trigger_rule=TriggerRule.ALL_FAILED,
-                    **over,
-                )
-                patience = retries.max_elapsed.total_seconds()
+            if schedule is not None:
                 wait = DelayedRetrySensor(task_id=f"wait_{number}", spark_conn_id=conn_id, timeout=patience, **over)
-                earlier >> schedule >> wait >> submit
+                submissions[-1] >> schedule >> wait >> submit
             submissions.append(submit)
         submissions >> SparkOutcomeOperator(
             task_id="outcome",

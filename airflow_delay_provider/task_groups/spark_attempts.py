@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class SparkAttemptOperator(SparkSubmitOperator):
     """One submission, which tells those that follow how it failed.
 
-    :param earlier_task_id: the attempt before; None for the first.
+    :param schedule_task_id: the task that scheduled it and knows of the attempts before; None for the first.
     :param failure_rules: rules that are tried before the built-in ones.
     :param starvation_timeout: how long nobody may work on the job before it is ended; None is for ever.
     :param ticket_places: over which broker retries go.
@@ -43,14 +43,14 @@ class SparkAttemptOperator(SparkSubmitOperator):
     def __init__(
         self,
         *,
-        earlier_task_id: str | None,
+        schedule_task_id: str | None,
         failure_rules: Sequence[Mapping[str, Any]],
         starvation_timeout: timedelta | None,
         ticket_places: TicketPlaces,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.earlier_task_id = earlier_task_id
+        self.schedule_task_id = schedule_task_id
         self.failure_rules = failure_rules
         self.starvation_timeout = starvation_timeout
         self.ticket_places = ticket_places
@@ -75,11 +75,9 @@ class SparkAttemptOperator(SparkSubmitOperator):
             super().on_kill()
 
     def _begin(self, context: Context) -> History:
-        now = self._clock.now()
-        if self.earlier_task_id is None:
-            history = History(began_at=now)
-        else:
-            history = failed_history(context, self.earlier_task_id, now=now)
+        history = History(began_at=self._clock.now())
+        if self.schedule_task_id is not None:
+            history = pull_history(context, self.schedule_task_id) or history
             with TicketOffice(self.ticket_places) as office:
                 office.await_turn(find_cluster(self._conn_id))
             if self._was_killed:
@@ -138,6 +136,7 @@ class ScheduleRetryOperator(ScheduleMessageOperator):
             deliver_at=now + decision.delay,
         )
         self.message_id, self.payload, self.deliver_at = ticket.id, ticket.as_json(), ticket.deliver_at
+        push_history(context, history)
         context["ti"].xcom_push(key=TICKET_KEY, value=ticket.as_json())
         return super().execute(context)
 

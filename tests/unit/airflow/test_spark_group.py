@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.records import MessageRecord
 from airflow_delay_provider.sensors.spark import DelayedRetrySensor
+from airflow_delay_provider.task_groups import attempts
 from airflow_delay_provider.task_groups.attempts import HISTORY_KEY, states_of
 from airflow_delay_provider.task_groups.spark import spark_submit_with_retries
 
@@ -261,7 +263,8 @@ def test_a_retried_task_schedules_nothing_twice_and_a_cleared_attempt_begins_a_n
     assert first != second
 
 
-def test_an_attempt_whose_worker_is_gone_is_followed_by_another(scene: Scene) -> None:
+def test_an_attempt_whose_worker_is_gone_is_followed_by_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LAST_WORD_SECONDS", 0)
     scene.submission_says(*traceback(REFUSED))
     scene.run("submit_1")
     # What it had told when it began is all that is left.
@@ -284,8 +287,19 @@ def test_an_attempt_that_was_never_made_is_not_followed_by_another(scene: Scene)
 def test_a_mapped_group_looks_at_the_attempts_of_its_own_index(scene: Scene) -> None:
     scene.states |= {"orders.submit_1": "failed", "orders.submit_2": "success"}
     context: Any = {"ti": TaskInstance(scene, "orders.outcome", map_index=4)}
-    attempts = ["orders.submit_1", "orders.submit_2", "orders.submit_3"]
-    assert states_of(context, attempts) == dict(zip(attempts, ("failed", "success", None), strict=True))
+    names = ["orders.submit_1", "orders.submit_2", "orders.submit_3"]
+    assert states_of(context, names) == dict(zip(names, ("failed", "success", None), strict=True))
+
+
+def test_the_last_word_of_an_attempt_that_is_just_being_ended_is_waited_for(scene: Scene) -> None:
+    scene.submission_says(*traceback(MISTAKE))
+    scene.run("submit_1")
+    last_word = scene.result("submit_1", HISTORY_KEY)
+    scene.xcoms["orders.submit_1", HISTORY_KEY] = last_word | {"phase": "submitted"}
+    timer = Timer(0.5, lambda: scene.xcoms.update({("orders.submit_1", HISTORY_KEY): last_word}))
+    timer.start()
+    assert scene.run("schedule_2") == "skipped"
+    timer.join()
 
 
 @pytest.mark.parametrize(("known_as", "next_one"), [("failed", "skipped"), ("running", "success")])
