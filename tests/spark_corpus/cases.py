@@ -38,6 +38,7 @@ def job(name: str, file: str, expected: Verdict, why: str, **more: object) -> Ca
 
 
 STRUCTURED = {"spark.log.structuredLogging.enabled": "true"}
+JAVA_CAUSES = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}
 HIVE = "org.apache.spark.sql.hive.thriftserver.SparkSQLCLIDriver"
 
 
@@ -68,14 +69,14 @@ SOURCES = [
     job("host_unknown", "sources", TRANSIENT, "name services fail for a while; attempts are bounded"),
     job("sqlite_locked", "sources", TRANSIENT, "the lock will be given up"),
     job("sqlite_no_table", "sources", PERMANENT, "the table does not exist"),
-    job("derby_locked", "sources", TRANSIENT, "another process holds the database for now"),
+    job("derby_locked", "sources", TRANSIENT, "another process holds the database for now", conf=JAVA_CAUSES),
     job("jdbc_database_missing", "sources", UNKNOWN, "PySpark hides why the database could not be connected"),
     job(
         "jdbc_database_missing_shown",
         "sources:jdbc_database_missing",
         PERMANENT,
         "the database does not exist",
-        conf={"spark.sql.pyspark.jvmStacktrace.enabled": "true"},
+        conf=JAVA_CAUSES,
     ),
     job("jdbc_table_missing", "sources", PERMANENT, "the table does not exist"),
     job("jdbc_no_driver", "sources", PERMANENT, "the jar of the driver is missing"),
