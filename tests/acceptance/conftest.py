@@ -14,6 +14,7 @@ import pytest
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.ledger.database import Ledger
 from tests.acceptance.runs import Run, Start
+from tests.acceptance.spark_stampede import BUCKET
 from tests.databases import fresh_database
 from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
 from tests.rabbits import connection_of
@@ -26,6 +27,7 @@ SETTINGS = {
     # A triggerer that was killed is given up after 30 s by default; its successor waits for that.
     "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
     "core": {"test_connection": "Enabled"},
+    "delay": BUCKET,
 }
 
 

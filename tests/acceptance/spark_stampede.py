@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"
 #: What the bucket of the Airflow under test allows.
 PER_SECOND, BURST = 2.0, 4
-SETTINGS = {"delay": {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)}}
+BUCKET = {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,10 @@ def main() -> None:
             parallelism=args.parallelism,
             connections={"spark_standalone": json.dumps(connection_of(cluster))},
             python_path=[ROOT],
-            settings=SETTINGS | {"triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"}},
+            settings={
+                "delay": BUCKET,
+                "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
+            },
         )
         with Airflow(Path(folder), config) as airflow:
             airflow.prepare()
