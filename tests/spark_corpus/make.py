@@ -205,7 +205,12 @@ def _driver_log(cluster: SparkCluster, driver_id: str) -> str:
 
 def _normalised(text: str, work: Path, cluster: SparkCluster | None) -> str:
     places = {str(work): "/job", str(HERE / "makers"): "/jobs", str(HOME): "/opt/spark", sys.prefix: "/opt/python"}
-    places |= {sys.base_prefix: "/usr/python", str(HERE.parents[1]): "/repo", socket.gethostname(): "driver-host"}
+    places |= {
+        sys.base_prefix: "/usr/python",
+        str(HERE.parents[1]): "/repo",
+        str(Path.home()): "/home/etl",
+        socket.gethostname(): "driver-host",
+    }
     if cluster is not None:
         places[str(cluster.run_dir)] = "/cluster"  # type: ignore[attr-defined]
     for place in sorted(places, key=len, reverse=True):

@@ -107,7 +107,8 @@ def bad_runtime_setting():
 def model_without_features():
     from pyspark.ml.classification import LogisticRegression
 
-    LogisticRegression().fit(session().range(3).withColumn("label", F.lit(1.0)))
+    frame = session().range(3)
+    LogisticRegression().fit(frame.withColumn("label", F.lit(1.0)))
 
 
 def file_vanished():
