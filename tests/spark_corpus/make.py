@@ -14,6 +14,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,30 @@ def main(names: list[str]) -> None:
             print(f"{case.name}: exit {meta['exit_code']} in {time.monotonic() - began:.0f} s", flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A running cluster and the folder in which it works."""
+
+    spark: SparkCluster
+    folder: Path
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "spark"
+
+
 @contextmanager
-def _running_cluster() -> Iterator[SparkCluster]:
+def _running_cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory() as folder:
-        cluster = SparkCluster(cores=2, memory="1g")
-        cluster.run_dir = Path(folder).resolve()  # type: ignore[attr-defined]
-        cluster.start(Path(folder))
+        spark = SparkCluster(cores=2, memory="1g")
+        spark.start(Path(folder))
         try:
-            yield cluster
+            yield Cluster(spark, Path(folder).resolve())
         finally:
-            cluster.stop()
+            spark.stop()
 
 
-def _record(case: Case, work: Path, cluster: SparkCluster | None) -> dict[str, Any]:
+def _record(case: Case, work: Path, cluster: Cluster | None) -> dict[str, Any]:
     _prepare(work)
     tmpfs = _tmpfs(work) if "{tmpfs}" in str(case.conf) else None
     try:
@@ -111,12 +123,12 @@ def _tmpfs(work: Path) -> str:
     return str(folder)
 
 
-def _run(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | None) -> tuple[int, str]:
-    scratch = f"{cluster.run_dir}/spark" if case.mode != "local" and cluster else f"{work}/scratch"  # type: ignore[attr-defined]
+def _run(case: Case, work: Path, cluster: Cluster | None, tmpfs: str | None) -> tuple[int, str]:
+    scratch = cluster.work if case.mode != "local" and cluster else work / "scratch"
     env = {
         **os.environ,
         **client_environment(),
-        "SCRATCH": scratch,
+        "SCRATCH": str(scratch),
         **({"YARN_CONF_DIR": str(work)} if "yarn" in case.submit else {}),
         "PYTHONHASHSEED": "0",
     }
@@ -133,11 +145,11 @@ def _run(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | None
             _lose_worker(cluster)
         output, _ = process.communicate(timeout=SECONDS)
     finally:
-        with_group(process)
+        _end_group(process)
     return process.returncode, output.decode(errors="replace")
 
 
-def with_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind: Python drivers outlive the JVM that started them."""
     try:
         os.killpg(process.pid, 9)
@@ -145,7 +157,7 @@ def with_group(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _command(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | None) -> list[str]:
+def _command(case: Case, work: Path, cluster: Cluster | None, tmpfs: str | None) -> list[str]:
     conf = {name: value for name, value in {**SETTINGS, **case.conf}.items() if value}
     conf.setdefault("spark.local.dir", f"{work}/scratch")
     if case.mode == "cluster":
@@ -153,7 +165,7 @@ def _command(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | 
         conf["spark.driver.cores"] = "1"
     command = [str(HOME / "bin/spark-submit")]
     if "--master" not in case.submit:
-        command += ["--master", "local[1,2]" if case.mode == "local" else cluster.url if cluster else ""]
+        command += ["--master", "local[1,2]" if case.mode == "local" else cluster.spark.url if cluster else ""]
     for name, value in conf.items():
         command += ["--conf", f"{name}={value.format(work=work, tmpfs=tmpfs)}"]
     given = [one.format(work=work) for one in case.submit]
@@ -179,31 +191,30 @@ def _command(case: Case, work: Path, cluster: SparkCluster | None, tmpfs: str | 
     return [*command, *given, *program, *arguments]
 
 
-def _lose_worker(cluster: SparkCluster | None) -> None:
+def _lose_worker(cluster: Cluster | None) -> None:
     assert cluster is not None
     deadline = time.monotonic() + 90
-    folder = cluster.run_dir / "spark"  # type: ignore[attr-defined]
-    while not any("waiting" in log.read_text(errors="replace") for log in folder.glob("driver-*/std*")):
+    while not any("waiting" in log.read_text(errors="replace") for log in cluster.work.glob("driver-*/std*")):
         assert time.monotonic() < deadline, "the driver never ran"
         time.sleep(0.5)
-    cluster.kill_worker()
-    cluster.start_worker()
+    cluster.spark.kill_worker()
+    cluster.spark.start_worker()
 
 
-def _driver_state(cluster: SparkCluster, driver_id: str) -> str | None:
-    state = cluster.state() or {}
+def _driver_state(cluster: Cluster, driver_id: str) -> str | None:
+    state = cluster.spark.state() or {}
     drivers = [*state.get("completeddrivers", []), *state.get("activedrivers", [])]
     return next((str(one["state"]) for one in drivers if one["id"] == driver_id), None)
 
 
-def _driver_log(cluster: SparkCluster, driver_id: str) -> str:
-    folder = cluster.run_dir / "spark" / driver_id  # type: ignore[attr-defined]
+def _driver_log(cluster: Cluster, driver_id: str) -> str:
+    folder = cluster.work / driver_id
     return "".join(
         (folder / name).read_text(errors="replace") for name in ("stdout", "stderr") if (folder / name).exists()
     )
 
 
-def _normalised(text: str, work: Path, cluster: SparkCluster | None) -> str:
+def _normalised(text: str, work: Path, cluster: Cluster | None) -> str:
     places = {str(work): "/job", str(HERE / "makers"): "/jobs", str(HOME): "/opt/spark", sys.prefix: "/opt/python"}
     places |= {
         sys.base_prefix: "/usr/python",
@@ -212,7 +223,7 @@ def _normalised(text: str, work: Path, cluster: SparkCluster | None) -> str:
         socket.gethostname(): "driver-host",
     }
     if cluster is not None:
-        places[str(cluster.run_dir)] = "/cluster"  # type: ignore[attr-defined]
+        places[str(cluster.folder)] = "/cluster"
     for place in sorted(places, key=len, reverse=True):
         pattern = rf"\b{re.escape(place)}\b" if place.isalnum() else re.escape(place)
         text = re.sub(pattern, places[place], text)
