@@ -29,6 +29,8 @@ _RECORD = re.compile(
     r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL|SEVERE)\b(?P<text>.*)$",
     re.DOTALL,
 )
+#: A time that something put before a line that begins no record.
+_STAMP = re.compile(r"^\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[T ]\d\d:\d\d:\d\d[.,\d]{0,10}\]? ")
 _NAME = re.compile(r"`[^`\n]{1,200}`")
 _SECRETS = (
     (re.compile(r"(://[^/\s:@]{1,200}:)[^@\s/]{1,500}(@)"), r"\1***\2"),
@@ -78,7 +80,7 @@ def record(line: str) -> Record:
     line = _TRANSPORT.sub("", line).rstrip()
     found = _RECORD.match(line)
     if found is None:
-        return Record("", line)
+        return Record("", _STAMP.sub("", line))
     return Record(found.group("level"), found.group("text").strip(" :-"))
 
 

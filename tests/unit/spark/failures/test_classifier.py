@@ -247,7 +247,7 @@ def test_what_airflow_and_containers_put_before_a_line_is_ignored() -> None:
     airflow = "[2026-01-01 00:00:00,000] {spark_submit.py:536} INFO - "
     runtime = "2026-01-01T00:00:00.123456789Z stderr F "
 
-    for prefix in (airflow, runtime):
+    for prefix in (airflow, runtime, "2026-01-01 00:00:00 "):
         lines = ["Traceback (most recent call last):", '  File "job.py", line 1', "KeyError: 'eu'"]
         assert verdict(*(prefix + line for line in lines)) is Verdict.PERMANENT
         assert verdict(f"{prefix}26/01/01 00:00:00 ERROR Client: x", f"{prefix}{REFUSED}") is Verdict.TRANSIENT
