@@ -62,8 +62,11 @@ def listen_to_signals() -> int:
 
 def start(command: list[str]) -> int:
     guard = os.getpid()
+    # Until the child has handlers of its own, it would swallow the signal that shall end it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return child
     try:
         ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -73,6 +76,7 @@ def start(command: list[str]) -> int:
         os.setpgid(0, 0)
         for signum in (signal.SIGCHLD, *STOP_SIGNALS):
             signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # The lifeline is the guard's.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)  # noqa: S606 - that is what the guard is for

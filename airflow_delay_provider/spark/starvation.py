@@ -65,13 +65,13 @@ class StarvationWatch:
             self._submitted_since = now
 
     def starved(self, now: float) -> str:
-        """Return in one line why the job shall be ended, or nothing; in Spark's words where it has some."""
+        """Return in one line why the job shall be ended, or nothing; a rule of the classifier knows it by its end."""
         warned = 0.0 if self._first_warning is None else self._last_warning - self._first_warning
         deserted = 0.0 if self._deserted_since is None else now - self._deserted_since
         submitted = 0.0 if self._submitted_since is None else now - self._submitted_since
         for seconds, what in (
-            (warned, "Initial job has not accepted any resources"),
-            (deserted, "lost executors, and none came back"),
+            (warned, "no executor accepted work"),
+            (deserted, "all executors were lost and none came back"),
             (submitted, "no worker took the driver"),
         ):
             if seconds and seconds >= self._timeout:

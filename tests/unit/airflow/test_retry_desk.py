@@ -79,8 +79,7 @@ async def test_a_ticket_of_a_cluster_that_is_down_is_extended_and_confirmed(
         extension: Extension = await finish(desk.show(ticket, PLACE))
     assert (extension.ticket.extension, extension.ticket.waits_for) == (1, WaitsFor.CLUSTER)
     assert [each.id for each in tickets_in(broker, State.SCHEDULED)] == [ticket.id, extension.ticket.id]
-    (entry,) = broker.read_journal(after=extension.since)
-    assert entry.message_id == extension.ticket.id
+    assert extension.ticket.id in [entry.message_id for entry in broker.read_journal(after=extension.since)]
 
 
 async def test_a_ticket_that_had_its_turn_goes_before_those_that_wait_for_one(

@@ -188,7 +188,7 @@ def test_a_job_that_nobody_accepts_is_ended_by_the_watchdog(make_hook: MakeHook)
     survived = "ERROR Main: org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] no table; SQLSTATE: 42P01"
     script = f"echo '{survived}'; while true; do echo '{WARNING}'; sleep 0.1; done"
     hook = make_hook(script, starvation_timeout=0.5)
-    with pytest.raises(StarvedError, match=r"not accepted any resources for .* s \(starvation") as caught:
+    with pytest.raises(StarvedError, match=r"no executor accepted work for .* s \(starvation") as caught:
         hook.submit("job.py")
     evidence = hook.evidence(caught.value)
     assert "starvation watchdog" in evidence.exception

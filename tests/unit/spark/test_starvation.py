@@ -34,7 +34,7 @@ def test_a_job_that_nobody_accepts_starves_when_spark_has_warned_for_so_long(wat
     see(watch, *((15 * n, WARNING) for n in range(1, 9)))
     assert not watch.starved(120)
     watch.see(135, WARNING)
-    assert watch.starved(135) == "Initial job has not accepted any resources for 120 s (starvation watchdog)"
+    assert watch.starved(135) == "no executor accepted work for 120 s (starvation watchdog)"
 
 
 def test_warnings_that_have_stopped_are_of_a_job_that_was_accepted(watch: StarvationWatch) -> None:
@@ -56,7 +56,7 @@ def test_a_job_starves_when_all_executors_were_lost_while_tasks_wait(watch: Star
     see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (6, REGISTERED.format(1)))
     see(watch, (50, LOST.format(0)), (60, LOST.format(1)))
     assert not watch.starved(179)
-    assert watch.starved(180) == "lost executors, and none came back for 120 s (starvation watchdog)"
+    assert watch.starved(180) == "all executors were lost and none came back for 120 s (starvation watchdog)"
 
 
 def test_one_executor_that_is_left_or_comes_back_is_enough(watch: StarvationWatch) -> None:
