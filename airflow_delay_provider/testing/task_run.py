@@ -28,9 +28,9 @@ class TaskInstanceStub:
     map_index: int
     #: The results of other tasks, by task id.
     results: Mapping[str, Any]
-    #: Of how many tries; see Airflow's task instance.
-    max_tries: int
     try_number: int = 1
+    #: The last retry that it may come to.
+    max_tries: int = 0
     #: What the task pushed, by key.
     pushed: dict[str, Any] = field(default_factory=dict)
 
