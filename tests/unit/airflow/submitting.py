@@ -29,7 +29,7 @@ class SparkSubmit:
     def __init__(self, folder: Path, *plans: str) -> None:
         self._folder = folder
         self.path = str(folder / "spark-submit")
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "spark-submit").write_text(PROGRAM)
         (folder / "spark-submit").chmod(0o755)
         self.plan(*plans)
