@@ -11,7 +11,7 @@ from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger import listing
 from airflow_delay_provider.ledger.records import MessageRecord
 from airflow_delay_provider.spark.attempt_table import attempt_table
-from airflow_delay_provider.spark.history import History
+from airflow_delay_provider.spark.history import HISTORY_KEY, History
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL
 from demo.source import source_of_orders, source_url
 from demo.voice import Voice
@@ -21,8 +21,6 @@ from tests.servers.process import free_port
 
 SPARK_DAG = "example_spark"
 TASK = "count_orders"
-#: Where the operator keeps its attempts. It is not imported: that would set up an Airflow in this process.
-HISTORY_KEY = "delay_spark_retries"
 #: Spark in the process of the driver alone.
 CONNECTIONS = {"spark_local": '{"conn_type": "spark", "host": "local[1]"}'}
 #: For each step, in which a JVM may have to start on a busy machine.

@@ -19,8 +19,8 @@ from airflow_delay_provider.hooks.ticket_office import TicketOffice, TicketPlace
 from airflow_delay_provider.links import DelayedMessageLink, message_url
 from airflow_delay_provider.operators.origin import origin_of
 from airflow_delay_provider.spark.attempt_table import attempt_table
-from airflow_delay_provider.spark.failures import Finding, Rules, Verdict, classify
-from airflow_delay_provider.spark.history import History, Phase
+from airflow_delay_provider.spark.failures import Rules, Verdict, classify
+from airflow_delay_provider.spark.history import HISTORY_KEY, WORKER_LOST, History, Phase
 from airflow_delay_provider.spark.retrying import SparkRetries, decide
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, DEFAULT_DEAD_LETTER_CHANNEL, Ticket, WaitsFor
 from airflow_delay_provider.triggers.spark import RetryTicketTrigger, TicketEnd
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
     from airflow_delay_provider.spark.probes import ClusterAddress
 
-#: In the task state store.
-HISTORY_KEY = "delay_spark_retries"
-_WORKER_LOST = Finding(
-    verdict=Verdict.INFRASTRUCTURE, rule="worker-lost", line="", reason="the Airflow worker of this attempt is gone"
-)
 _WHY_STOPPED = {
     TicketEnd.GIVEN_UP: "it was given up",
     TicketEnd.EXPIRED: "the cluster is down and max_elapsed would be over before it is looked at again",
@@ -106,7 +101,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
             self.log.info("An earlier try of this task was waiting for its ticket")
             self._wait(context, history, self._next_ticket(context, history))
         elif not self._is_job_known(context):
-            history = history.fail_attempt(_WORKER_LOST, self._clock.now())
+            history = history.fail_attempt(WORKER_LOST, self._clock.now())
             self._delay_or_stop(context, history)
         self._wait_out_a_known_outage(context, history)
         self._submit(context, history)

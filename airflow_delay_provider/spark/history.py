@@ -10,6 +10,12 @@ from typing import Any
 
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 
+#: Under which the operator keeps it there.
+HISTORY_KEY = "delay_spark_retries"
+#: What an attempt comes to whose worker could tell nothing any more.
+WORKER_LOST = Finding(
+    verdict=Verdict.INFRASTRUCTURE, rule="worker-lost", line="", reason="the Airflow worker of this attempt is gone"
+)
 #: Airflow warns above 64 KiB for all attempts of a task together.
 MAX_REASON_LENGTH = 200
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_delay_provider.spark.failures import Finding, Verdict
-from airflow_delay_provider.spark.history import History, Phase
+from airflow_delay_provider.spark.history import WORKER_LOST, History, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 HISTORY_KEY = "spark_attempts"
 #: A task that a user ends counts as failed before it knows, and tells its end some seconds later.
 LAST_WORD_SECONDS = 20.0
-_WORKER_LOST = Finding(
-    verdict=Verdict.INFRASTRUCTURE, rule="worker-lost", line="", reason="the Airflow worker of this attempt is gone"
-)
 
 
 def push_history(context: Context, history: History) -> None:
@@ -37,7 +33,7 @@ def pull_history(context: Context, task_id: str) -> History | None:
 def failed_history(context: Context, task_id: str, *, now: datetime) -> History:
     """Return the history up to an attempt that has failed, also when its worker could tell nothing any more."""
     history = _last_word(context, task_id) or History(began_at=now).begin_attempt(now)
-    return history.fail_attempt(_WORKER_LOST, now) if history.phase is Phase.SUBMITTED else history
+    return history.fail_attempt(WORKER_LOST, now) if history.phase is Phase.SUBMITTED else history
 
 
 def _last_word(context: Context, task_id: str) -> History | None:

@@ -18,8 +18,8 @@ from sqlalchemy import text
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.operators.spark import HISTORY_KEY
 from airflow_delay_provider.spark import guard
+from airflow_delay_provider.spark.history import HISTORY_KEY
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
 from tests.acceptance.runs import DEFERRED, Run
 from tests.servers.airflow import Airflow

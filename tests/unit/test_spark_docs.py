@@ -17,7 +17,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_delay_provider.cli.definition import get_delay_cli_commands
 from airflow_delay_provider.get_provider_info import get_provider_info
-from airflow_delay_provider.operators.spark import HISTORY_KEY, SparkSubmitRetryOperator
+from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
+from airflow_delay_provider.spark.history import HISTORY_KEY
 from airflow_delay_provider.spark.retrying import SparkRetries
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

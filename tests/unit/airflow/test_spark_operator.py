@@ -18,9 +18,9 @@ from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
 from airflow_delay_provider.hooks.cluster_gate import Bucket, ClusterGate
-from airflow_delay_provider.operators.spark import HISTORY_KEY, SparkSubmitRetryOperator
+from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
 from airflow_delay_provider.spark.failures import Verdict
-from airflow_delay_provider.spark.history import History, Phase
+from airflow_delay_provider.spark.history import HISTORY_KEY, History, Phase
 from airflow_delay_provider.spark.probes.address import parse_address
 from airflow_delay_provider.spark.retrying import SparkRetries
 from airflow_delay_provider.spark.tickets import DEFAULT_DEAD_LETTER_CHANNEL, WaitsFor
