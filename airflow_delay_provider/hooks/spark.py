@@ -25,6 +25,8 @@ from airflow_delay_provider.spark.starvation import StarvationWatch, StarvedErro
 LOOK_SECONDS = 0.5
 #: How often a driver that the cluster runs is listened to.
 LISTEN_SECONDS = 10.0
+#: For how long a spark-submit that is to end may still name the driver that it has submitted; Airflow gives it 5 s.
+LAST_WORD_SECONDS = 3.0
 MASTER_UI_PORT = 8080
 #: A master that recovers names an exception here; one that does not know the driver says no more.
 UNKNOWN_JOB = re.compile(
@@ -104,7 +106,15 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     def on_kill(self) -> None:
         """End spark-submit and all that it started, and the driver where the cluster runs it."""
         self._kill_asked = True
-        super().on_kill()
+        if self._is_driver_to_be_named():
+            # Ended now, it might leave a driver whose id nobody knows.
+            self._end_at = time.monotonic() + LAST_WORD_SECONDS
+        else:
+            super().on_kill()
+
+    def _is_driver_to_be_named(self) -> bool:
+        runs = self._guarded is not None and self._guarded.poll() is None
+        return self._should_track_driver_status and self._driver_id is None and runs
 
     def _leave_nothing(self) -> None:
         if self._guarded is not None:
@@ -171,6 +181,8 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
                 process.kill()  # or its output would not end
             elif supervisor not in (None, os.getppid()):
                 process.terminate()  # Airflow will run this task again, elsewhere
+            elif self._kill_asked and (self._driver_id is not None or time.monotonic() >= self._end_at):
+                process.terminate()
             elif starved_by := self._watch.starved(time.monotonic()):
                 self._starved_by = starved_by
                 process.terminate()
@@ -181,6 +193,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
 
     def _prepare(self, starvation_timeout: timedelta | None) -> None:
         self._kill_asked = False
+        self._end_at = float("inf")
         self._patience = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()
         self._forget()
 
