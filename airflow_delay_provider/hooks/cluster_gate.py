@@ -89,8 +89,11 @@ class ClusterGate:
         outage = self._find_outage()
         return outage if outage is not None and self._is_to_rest(outage) else None
 
-    def ask(self, n: int, *, with_turns: bool = True) -> list[Answer]:
-        """Look whether the cluster is up, once for ``n`` submissions, and give each its turn."""
+    def ask(self, n: int, *, had_turn: int = 0) -> list[Answer]:
+        """Look whether the cluster is up, once for ``n`` submissions, and give each its turn.
+
+        The first ``had_turn`` of them have had theirs.
+        """
         if not n:
             return []
         known = self._find_outage()
@@ -101,7 +104,8 @@ class ClusterGate:
         if not seen.is_up:
             return [self._note_down(known, seen.reason)] * n
         self._note_up()
-        return [Answer(at=at) for at in (self.take_turns(n) if with_turns else [self._clock.now()] * n)]
+        turns = self.take_turns(n - had_turn) if n > had_turn else []
+        return [Answer(at=at) for at in [self._clock.now()] * had_turn + turns]
 
     def take_turns(self, n: int) -> list[datetime]:
         """Return ``n`` moments, from now on, at which waiting tasks may come back."""

@@ -6,8 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import UUID, uuid5
@@ -67,12 +66,18 @@ class TicketOffice:
         broker.schedule([ticket.as_message(self._places.channel)])
         return since
 
-    def cancel(self, ticket_id: str) -> None:
-        """Take a ticket back; one that the broker does not give back comes when it is due, for nobody."""
+    def cancel(self, ticket_id: str) -> bool:
+        """Take a ticket back and return whether it does not come.
+
+        One that is too late, or that the broker does not give back, comes when it is due, for nobody.
+        """
         broker = self._hook.get_conn()
-        if broker.can_recall:
-            with suppress(UnknownMessageError):  # it was not scheduled yet
-                cancel_in_time(broker, [ticket_id])
+        if not broker.can_recall:
+            return False
+        try:
+            return not cancel_in_time(broker, [ticket_id])
+        except UnknownMessageError:  # it was not scheduled yet
+            return True
 
     def is_gone(self, ticket_id: str) -> bool:
         """Whether a ticket was taken back; a broker that cannot look an id up is taken to have none."""
@@ -87,7 +92,7 @@ class TicketOffice:
         channel = self._places.dead_letter_channel
         if channel is None:
             return
-        content = {"reason": reason, "origin": _json_of(origin), **history.as_json()}
+        content = {"reason": reason, "origin": asdict(origin), **history.as_json()}
         letter_id = str(uuid5(UUID(origin.message_id(0)), f"dead.{ceil_ms(history.began_at)}"))
         try:
             broker = self._hook.get_conn()
@@ -132,12 +137,3 @@ class TicketOffice:
 
     def _gate(self, cluster: ClusterAddress) -> ClusterGate:
         return ClusterGate(self._hook.get_ledger(), cluster, clock=self._hook.get_conn().clock)
-
-
-def _json_of(origin: Origin) -> dict[str, str | int]:
-    return {
-        "dag_id": origin.dag_id,
-        "run_id": origin.run_id,
-        "task_id": origin.task_id,
-        "map_index": origin.map_index,
-    }

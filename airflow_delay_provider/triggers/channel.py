@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import pkgutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.dotted import load_function
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 
 if TYPE_CHECKING:
@@ -101,14 +100,4 @@ def load_filter(path: str | None) -> Filter:
     """Return the function at a dotted path; no path lets every message pass."""
     if path is None:
         return lambda _message: True
-    try:
-        function = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"filter: {path!r} cannot be imported ({error}); give the dotted path of a function in a module that"
-            " workers and triggerers can import, such as 'my_company.filters.is_invoice'"
-        ) from error
-    if not callable(function):
-        raise ConfigurationError(f"filter: {path!r} is not a function; give the dotted path of one")
-    filter_function: Filter = function
-    return filter_function
+    return load_function("filter", path, example="my_company.filters.is_invoice")

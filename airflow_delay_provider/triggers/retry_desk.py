@@ -110,9 +110,9 @@ class RetryDesk(BrokerThread):
 
 def _ask(gate: ClusterGate, group: Sequence[_Shown]) -> dict[_Shown, Answer]:
     """A ticket that waited for its turn has had it, and needs no other."""
-    waiting = [shown for shown in group if shown.ticket.waits_for is not WaitsFor.TURN]
     had_turn = [shown for shown in group if shown.ticket.waits_for is WaitsFor.TURN]
-    answers = gate.ask(len(had_turn), with_turns=False) + gate.ask(len(waiting))
+    waiting = [shown for shown in group if shown.ticket.waits_for is not WaitsFor.TURN]
+    answers = gate.ask(len(group), had_turn=len(had_turn))
     return dict(zip([*had_turn, *waiting], answers, strict=True))
 
 

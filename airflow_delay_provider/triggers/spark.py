@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -14,8 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.message_ids import cancel_in_time
+from airflow_delay_provider.hooks.ticket_office import TicketOffice, TicketPlaces
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.retry_desk import Place, RetryDesk
@@ -99,8 +97,8 @@ class RetryTicketTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Take the ticket back: nobody waits for it any more."""
-        too_late = await asyncio.to_thread(self._cancel, self._current.id)
-        self.log.info("The task was ended: its ticket %s", "comes for nobody" if too_late else "is cancelled")
+        cancelled = await asyncio.to_thread(self._cancel)
+        self.log.info("The task was ended: its ticket %s", "is cancelled" if cancelled else "comes for nobody")
 
     async def _wait(self, tail: JournalTail, desk: RetryDesk) -> TicketEnd:
         place = Place(spark_conn_id=self.spark_conn_id, check=self.cluster_check, channel=self.channel)
@@ -120,11 +118,9 @@ class RetryTicketTrigger(BaseTrigger):
                 self._current.deliver_at.isoformat(),
             )
             if self._current.deliver_at > datetime.fromisoformat(self.give_up_at):
-                await asyncio.to_thread(self._cancel, self._current.id)
+                await asyncio.to_thread(self._cancel)
                 return TicketEnd.EXPIRED
 
-    def _cancel(self, ticket_id: str) -> list[str]:
-        with closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
-            broker = hook.get_conn()
-            # One that is not given back comes when it is due, and nobody waits for it.
-            return cancel_in_time(broker, [ticket_id]) if broker.can_recall else [ticket_id]
+    def _cancel(self) -> bool:
+        with TicketOffice(TicketPlaces(delay_conn_id=self.delay_conn_id, hold=self.hold)) as office:
+            return office.cancel(self._current.id)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pkgutil
 import threading
 from concurrent.futures import Future
 from datetime import timedelta
 
+from airflow_delay_provider.domain.dotted import load_function
 from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.spark.probes.address import ClusterAddress
 from airflow_delay_provider.spark.probes.asking import Probe
@@ -52,15 +52,7 @@ def _finish(address: ClusterAddress) -> None:
 
 
 def _run_check(path: str, conn_id: str) -> Probe:
-    try:
-        check = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"cluster check: {path!r} cannot be imported ({error}); give the dotted path of a function in a module that"
-            " workers and triggerers can import, such as 'my_company.spark.is_up'"
-        ) from error
-    if not callable(check):
-        raise ConfigurationError(f"cluster check: {path!r} is not a function; give the dotted path of one")
+    check = load_function("cluster check", path, example="my_company.spark.is_up")
     try:
         is_up = check(conn_id)
     except Exception as error:  # noqa: BLE001 - a check may say no by raising

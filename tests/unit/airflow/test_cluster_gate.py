@@ -56,7 +56,7 @@ def test_a_cluster_that_is_up_is_looked_at_once_and_each_gets_a_turn(gate: Clust
 
 def test_who_has_had_a_turn_needs_no_other(gate: ClusterGate, master: MasterPort):
     master.open()
-    assert gate.ask(9, with_turns=False) == [Answer(at=START)] * 9
+    assert gate.ask(9, had_turn=9) == [Answer(at=START)] * 9
     assert gate.ask(3)[-1] == Answer(at=START + SECOND / 2)
 
 
