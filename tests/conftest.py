@@ -29,6 +29,15 @@ settings.register_profile("delay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("delay")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several workers share the tests, a file stays with one, and two of them have an Airflow."""
+    for item in items:
+        group = str(item.path)
+        if "airflow" in getattr(item, "fixturenames", ()):
+            group = "airflow with Spark" if "spark" in item.path.name else "airflow"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def migrated_postgres() -> Iterator[str]:
     """A migrated database that others are copied from; nobody stays connected to it."""

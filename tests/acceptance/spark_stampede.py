@@ -7,6 +7,7 @@ task's spark-submit is a light one that asks the real master: hundreds of JVMs w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"
 #: What the bucket of the Airflow under test allows.
 PER_SECOND, BURST = 2.0, 4
+#: A light job works for two seconds.
+KILLED_WITHIN_SECONDS = 1.0
 BUCKET = {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)}
 
 
@@ -72,24 +75,31 @@ def stampede(
     wait_for(lambda: len(_lines(folder, "ended")) >= tasks // 4, what="a quarter is done", seconds=seconds)
     airflow.components["triggerer"].kill()
     airflow.components["triggerer"].start()
-    killed = sum(_kill_a_worker(folder) for _ in range(kills))
+    for _ in range(kills):
+        _kill_a_worker(folder)
     api.wait_for_run(DAG_ID, run.run_id, seconds=seconds)
-    return _judge(folder, tasks=tasks, succeeded=_count(api, run, "success") - 1, back=back, killed=killed)
+    return _judge(folder, tasks=tasks, succeeded=_count(api, run, "success") - 1, back=back, killed=kills)
 
 
-def _kill_a_worker(folder: Path) -> bool:
-    """Kill -9 the process of a task while its job runs."""
+def _kill_a_worker(folder: Path) -> None:
+    """Kill -9 the process of a task while its job runs: after its submission is noted, well before its end."""
 
-    def guards() -> list[psutil.Process]:
-        return [each for each in running_with(str(folder)) if guard.__file__ in each.cmdline()]
+    def kill_one() -> bool:
+        recent = {
+            name
+            for name, at in (line.split() for line in _lines(folder, "submissions"))
+            if time.time() - float(at) < KILLED_WITHIN_SECONDS
+        }
+        for each in running_with(str(folder)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command, parent = each.cmdline(), each.parent()
+                if parent is not None and guard.__file__ in command and command[-1] in recent:
+                    parent.kill()
+                    each.wait(timeout=30)  # until then it would be found again, with another parent
+                    return True
+        return False
 
-    wait_for(guards, what="a job runs", seconds=120, interval=0.05)
-    for each in guards()[:1]:
-        parent = each.parent()
-        if parent is not None and each.is_running():
-            parent.kill()
-            return True
-    return False
+    wait_for(kill_one, what="a job runs", seconds=120, interval=0.05)
 
 
 def _judge(folder: Path, *, tasks: int, succeeded: int, back: float, killed: int) -> Figures:
