@@ -83,6 +83,10 @@ class ConflictError(LifecycleError):
     """The id is taken by another message."""
 
 
+class StarvedError(DelayError):
+    """The watchdog ended a Spark job that nobody worked on."""
+
+
 class DeferMessage(DelayError):  # noqa: N818 - raised by a handler as a request, not as a failure
     """Raised by a consumer's handler: put the message back and hand it out again after ``delay`` seconds."""
 

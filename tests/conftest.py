@@ -29,6 +29,7 @@ settings.register_profile("delay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("delay")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several workers share the tests, a file stays with one, and two of them have an Airflow."""
     for item in items:

@@ -103,7 +103,8 @@ class ClusterGate:
         seen = probe(self._cluster)
         if not seen.is_up:
             return [self._note_down(known, seen.reason)] * n
-        self._note_up()
+        if known is not None:
+            self._note_up()
         turns = self.take_turns(n - had_turn) if n > had_turn else []
         return [Answer(at=at) for at in [self._clock.now()] * had_turn + turns]
 
@@ -137,8 +138,7 @@ class ClusterGate:
     def _note_up(self) -> None:
         from airflow_delay_provider.ledger import gates
 
-        if self._find_outage() is not None:
-            self._ledger.transact(lambda connection: gates.note_up(connection, self._name))
+        self._ledger.transact(lambda connection: gates.note_up(connection, self._name))
 
     def _is_to_rest(self, outage: Outage) -> bool:
         return outage.next_look_at > self._clock.now()

@@ -16,11 +16,12 @@ from typing import Any, Self
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_delay_provider.exceptions import StarvedError
 from airflow_delay_provider.spark.driver_log import DriverLog
 from airflow_delay_provider.spark.failures import Evidence, OutputWindow
 from airflow_delay_provider.spark.guarded_process import GuardedProcess, guarded, lifeline
 from airflow_delay_provider.spark.raised import evidence_of
-from airflow_delay_provider.spark.starvation import StarvationWatch, StarvedError
+from airflow_delay_provider.spark.starvation import StarvationWatch
 
 LOOK_SECONDS = 0.5
 #: How often a driver that the cluster runs is listened to.

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, null, select, update
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
-from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
+from airflow_delay_provider.exceptions import ConflictError, LifecycleError, NoRecallError, UnknownMessageError
 from airflow_delay_provider.ledger import counts, journal
 from airflow_delay_provider.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
 from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
@@ -166,7 +166,7 @@ def _refuse_change(connection: Connection, message_ids: set[str], change: Change
         if row is None:
             raise UnknownMessageError(message_id)
         if row.held_by_broker and row.state in allowed_from(change):
-            raise LifecycleError(
+            raise NoRecallError(
                 message_id,
                 f"is {_situation(row)}, not by the ledger, which cannot have it {change.value}; schedule with"
                 ' hold="ledger" what must stay under control',

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from airflow_delay_provider.exceptions import DelayError
-
 #: Spark warns every 15 s. Warnings further apart than this are of different waits.
 LONGEST_GAP_SECONDS = 60.0
 EVENTS = re.compile(
@@ -16,10 +14,6 @@ EVENTS = re.compile(
     r"|Adding task set (?P<added>[\d.]+\d) "
     r"|Removed TaskSet (?P<removed>[\d.]+\d)"
 )
-
-
-class StarvedError(DelayError):
-    """The watchdog ended a job that nobody worked on."""
 
 
 class StarvationWatch:

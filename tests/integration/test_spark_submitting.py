@@ -21,10 +21,10 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_delay_provider.exceptions import StarvedError
 from airflow_delay_provider.hooks import spark
 from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
 from airflow_delay_provider.spark.failures import Verdict, classify
-from airflow_delay_provider.spark.starvation import StarvedError
 from tests.servers import component
 from tests.servers.process import free_port
 from tests.servers.spark import SparkCluster

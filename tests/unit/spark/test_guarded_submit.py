@@ -20,9 +20,9 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_delay_provider.exceptions import StarvedError
 from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
 from airflow_delay_provider.spark.failures import Verdict, classify
-from airflow_delay_provider.spark.starvation import StarvedError
 from tests.servers import component
 
 wait_for = partial(component.wait_for, seconds=20, interval=0.05)
