@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.databases import fresh_database
 
@@ -28,15 +31,20 @@ os.environ.pop("AIRFLOW__DELAY__LEDGER_URL", None)
 settings.register_profile("delay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("delay")
 
+IN_AIRFLOW = re.compile(r"acceptance/test_(.*_airflow|spark_.*)\.py$")
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several workers share the tests, a file stays with one, and two of them have an Airflow."""
-    for item in items:
-        group = str(item.path)
-        if "airflow" in getattr(item, "fixturenames", ()):
-            group = "airflow with Spark" if "spark" in item.path.name else "airflow"
-        item.add_marker(pytest.mark.xdist_group(group))
+
+class ByFile(LoadScopeScheduling):
+    """How workers share the tests: a file stays with one, and so do all that use the one Airflow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return "the Airflow of the acceptance tests" if IN_AIRFLOW.search(file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    config.option.loadscopereorder = False  # the longest come first as they are
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from airflow_delay_provider.domain.clock import Clock, SystemClock
-from airflow_delay_provider.domain.journal import JournalEntry
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import InvalidMessageError
@@ -204,6 +204,13 @@ class Broker(ABC):
     @abstractmethod
     def journal_end(self) -> str:
         """Return a position: whatever is confirmed after this call is found by reading after it."""
+
+    def outcomes_begin(self) -> str:
+        """Return where to look for the outcomes of messages that this task schedules now, or has in an earlier try.
+
+        Who knows ids finds the end of a message wherever it lies; for the others an earlier try is over.
+        """
+        return FROM_THE_START if self.knows_ids else self.journal_end()
 
     @abstractmethod
     def read_journal(self, *, after: str, limit: int = 1000) -> list[JournalEntry]:

@@ -61,8 +61,7 @@ class TicketOffice:
     def schedule(self, ticket: Ticket) -> str:
         """Have it confirmed, which changes nothing where it was before; return a journal position from before that."""
         broker = self._hook.get_conn()
-        # Who knows ids finds the end of one that an earlier try has scheduled.
-        since = FROM_THE_START if broker.knows_ids else broker.journal_end()
+        since = broker.outcomes_begin()
         broker.schedule([ticket.as_message(self._places.channel)])
         return since
 

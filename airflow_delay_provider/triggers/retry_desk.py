@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.cluster_gate import Answer, ClusterGate
 from airflow_delay_provider.hooks.spark_cluster import find_cluster
@@ -99,8 +98,7 @@ class RetryDesk(BrokerThread):
             return
         now = broker.clock.now()
         extended = {shown: _extend(shown.ticket, answer) for shown, answer in asked.items() if answer.at > now}
-        # Before a restart it may have been scheduled, and even dispatched: who knows ids finds that.
-        since = FROM_THE_START if broker.knows_ids else broker.journal_end()
+        since = broker.outcomes_begin()
         if extended:
             broker.schedule([ticket.as_message(place.channel) for ticket in extended.values()])
         for shown in group:
