@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +13,8 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.exceptions import MessagesWaitError
+from tests.acceptance.away import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.kafkas import connection_of, fresh_topic, require_kafka
 from tests.servers.airflow import Airflow
@@ -87,18 +85,6 @@ def channel(bootstrap: str, climber: Component) -> str:
     return fresh_topic(bootstrap, partitions=2)
 
 
-def receive(kafka: KafkaBroker, channel: str, n: int, *, seconds: float = 30) -> list[Message]:
-    """Take ``n`` messages from a topic, and what else is there by then."""
-    deadline, received = time.monotonic() + seconds, list[Message]()
-    while len(received) < n and time.monotonic() < deadline:
-        deliveries = kafka.receive(channel, limit=500)
-        kafka.ack(deliveries)
-        received += [delivery.message for delivery in deliveries]
-        if not deliveries:
-            time.sleep(0.05)
-    return received
-
-
 def test_a_task_waits_for_a_message_that_kafka_holds(
     start: Start, airflow: Airflow, api: AirflowApi, kafka: KafkaBroker, channel: str
 ) -> None:
@@ -107,12 +93,7 @@ def test_a_task_waits_for_a_message_that_kafka_holds(
     run.wait_for_task("wait", DEFERRED)
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
     run.wait()
-    [message] = receive(kafka, channel, 1)
-    assert message.id == run.result("wait")
-    assert json.loads(message.payload) == {"run": run.run_id}
-    assert message.origin is not None
-    assert (message.origin.run_id, message.origin.task_id) == (run.run_id, "wait")
-    assert message.deliver_at <= kafka.clock.now()
+    require_message_of_task(kafka, channel, run, "wait")
 
 
 def test_a_task_waits_on_while_no_dispatcher_runs(
@@ -177,10 +158,4 @@ def test_the_button_of_the_connection_form_says_what_was_found(
 ) -> None:
     """A12"""
     form = connection_of(bootstrap, **settings) | {"port": free_port()} | change
-    body = form | {"connection_id": "kafka_form", "extra": json.dumps(form["extra"])}
-    answer = api.http.post("/api/v2/connections/test", json=body, timeout=60)
-    assert answer.is_success, answer.text
-    found = answer.json()
-    assert found["status"] is status, found
-    assert "s3cret" not in found["message"]
-    assert re.search(sentence, found["message"]), found
+    press_button(api, form, status=status, sentence=sentence)

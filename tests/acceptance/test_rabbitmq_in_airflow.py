@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from uuid import uuid4
@@ -12,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.domain.message import Message
+from tests.acceptance.away import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
 from tests.servers.airflow import Airflow
@@ -38,18 +36,6 @@ def rabbit(url: str) -> Iterator[RabbitMQBroker]:
         yield opened
 
 
-def receive(rabbit: RabbitMQBroker, channel: str, n: int, *, seconds: float = 30) -> list[Message]:
-    """Take ``n`` messages from a queue, and what else is there by then."""
-    deadline, received = time.monotonic() + seconds, list[Message]()
-    while len(received) < n and time.monotonic() < deadline:
-        deliveries = rabbit.receive(channel, limit=500)
-        rabbit.ack(deliveries)
-        received += [delivery.message for delivery in deliveries]
-        if not deliveries:
-            time.sleep(0.05)
-    return received
-
-
 def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_running(
     start: Start, airflow: Airflow, api: AirflowApi, rabbit: RabbitMQBroker, channel: str
 ) -> None:
@@ -60,12 +46,7 @@ def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_runni
         run.wait_for_task("wait", DEFERRED)
         airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
         run.wait()
-        [message] = receive(rabbit, channel, 1)
-        assert message.id == run.result("wait")
-        assert json.loads(message.payload) == {"run": run.run_id}
-        assert message.origin is not None
-        assert (message.origin.run_id, message.origin.task_id) == (run.run_id, "wait")
-        assert message.deliver_at <= rabbit.clock.now()
+        require_message_of_task(rabbit, channel, run, "wait")
     finally:
         airflow.dispatcher.start()
 
@@ -123,10 +104,4 @@ def test_the_button_of_the_connection_form_says_what_was_found(
     api: AirflowApi, url: str, change: dict[str, object], status: bool, sentence: str
 ) -> None:
     form = connection_of(url, connect_timeout=2) | change
-    body = form | {"connection_id": "rabbitmq_form", "extra": json.dumps(form["extra"])}
-    answer = api.http.post("/api/v2/connections/test", json=body, timeout=60)
-    assert answer.is_success, answer.text
-    found = answer.json()
-    assert found["status"] is status, found
-    assert "s3cret" not in found["message"]
-    assert re.search(sentence, found["message"]), found
+    press_button(api, form, status=status, sentence=sentence)
