@@ -15,6 +15,7 @@ from airflow_delay_provider.spark.failures.signs import (
     LAUNCHER,
     NAMES_EXCEPTION,
     PLAN,
+    QUERY_FOLLOWS,
     STATEMENT,
     TRACEBACK,
     UNCAUGHT,
@@ -40,6 +41,8 @@ class Failure:
     uncaught: bool = False
     #: The log called it a warning or less: the application may have survived it.
     survivable: bool = False
+    #: A job succeeded after it.
+    outlived: bool = False
     statements: list[str] = field(default_factory=list)
 
 
@@ -115,7 +118,7 @@ class _Reader:
 
     def _survived_so_far(self) -> None:
         for failure in self._found:
-            failure.survivable = True
+            failure.survivable = failure.outlived = True
 
     def _continue(self, text: str) -> None:
         stripped = text.strip()
@@ -162,7 +165,9 @@ class _Reader:
         self._say(text)
 
     def _more_of_the_message(self, text: str) -> None:
-        if self._chain and self._room and not FRAME.match(text) and not PLAN.match(text):
+        if QUERY_FOLLOWS.search(text):
+            self._room = 0
+        elif self._chain and self._room and not FRAME.match(text) and not PLAN.match(text):
             self._chain[-1] = cut(f"{self._chain[-1]}\n{text.strip()}", MAX_STATEMENT)
             self._room -= 1
         elif FRAME.match(text) and text.strip():
@@ -170,7 +175,7 @@ class _Reader:
 
     def _say(self, text: str) -> None:
         self._chain.append(cut(text.strip(), MAX_STATEMENT))
-        self._room = _MESSAGE_LINES
+        self._room = 0 if QUERY_FOLLOWS.search(text) else _MESSAGE_LINES
 
     def _start(self, failure: Failure) -> None:
         self._close()

@@ -15,7 +15,7 @@ from airflow_delay_provider.spark.failures.evidence import Evidence
 from airflow_delay_provider.spark.failures.rule import Rule, Where
 from airflow_delay_provider.spark.failures.rules import Rules
 from airflow_delay_provider.spark.failures.signs import names_exception
-from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, without_names
+from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, without_data, without_names
 from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
 
 _EXIT_CODE = re.compile(
@@ -26,6 +26,9 @@ _EXIT_CODE = re.compile(
 
 #: How many failures of one log are asked for a reason.
 _ASKED = 20
+_LOST = re.compile(r"Lost (?:task|executor) ")
+#: How many statements of losses are asked what ran out.
+_REMEMBERED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,17 @@ class _Case:
             evidence.output,
             evidence.exception.splitlines(),
         ]
+        found = [failures(text) for text in self._texts]
         #: Per source, the failures that are asked for a reason, in this order.
-        self._sources = [list(self._worth_asking(failures(text))) for text in self._texts]
+        self._sources = [list(self._worth_asking(one)) for one in found]
+        #: What lost tasks and executors said that no later job outlived, the latest first.
+        self._losses = [
+            text
+            for one in found
+            for failure in reversed(one)
+            if not failure.outlived and any(map(_LOST.search, failure.statements))
+            for text in failure.statements
+        ][:_REMEMBERED]
 
     def judged_by(self, layer: tuple[Rule, ...]) -> _Match | None:
         """Return the first rule that applies, in the order of :class:`Where`."""
@@ -84,7 +96,14 @@ class _Case:
     def _ending(self, layer: list[Rule]) -> _Match | None:
         """The order of the rules decides between what was said last and what is known from outside."""
         endings = [text for source in self._sources for failure in source[:1] for text in failure.statements]
-        return next(filter(None, (_first([rule], endings) or self._facts([rule]) for rule in layer)), None)
+        match = next(filter(None, (_first([rule], endings) or self._facts([rule]) for rule in layer)), None)
+        if match and match.rule.verdict is Verdict.INFRASTRUCTURE and any(map(self._rules.losses.search, endings)):
+            return self._ran_out(layer) or match
+        return match
+
+    def _ran_out(self, layer: list[Rule]) -> _Match | None:
+        """A lost executor is explained by what its tasks ran out of before."""
+        return _first([rule for rule in layer if rule.verdict is Verdict.RESOURCE], self._losses)
 
     def _facts(self, layer: list[Rule]) -> _Match | None:
         code, state, pod = self._exit_code, self._evidence.driver_state, self._evidence.pod_reason
@@ -128,20 +147,31 @@ class _Case:
         return [text for text in failure.statements if not self._rules.hollow_statements.search(text)]
 
 
+class _Reading:
+    """A statement as rules see it."""
+
+    def __init__(self, statement: str) -> None:
+        self._plain = without_names(statement)
+        self._general = without_data(statement)
+
+    def fits(self, rule: Rule) -> bool:
+        return rule.matches(self._general if rule.general else self._plain)
+
+
 def _looking(layer: Iterable[Rule], where: Where) -> list[Rule]:
     return [rule for rule in layer if rule.where is where]
 
 
 def _first(layer: Iterable[Rule], statements: list[str]) -> _Match | None:
     """The order of the rules decides."""
-    read = [(text, without_names(text)) for text in statements]
-    return next((_Match(rule, text) for rule in layer for text, plain in read if rule.matches(plain)), None)
+    read = [(text, _Reading(text)) for text in statements]
+    return next((_Match(rule, text) for rule in layer for text, reading in read if reading.fits(rule)), None)
 
 
 def _root_first(layer: list[Rule], statements: Iterable[str]) -> _Match | None:
     """The order of the statements decides."""
-    read = ((text, without_names(text)) for text in statements)
-    return next((_Match(rule, text) for text, plain in read for rule in layer if rule.matches(plain)), None)
+    read = ((text, _Reading(text)) for text in statements)
+    return next((_Match(rule, text) for text, reading in read for rule in layer if reading.fits(rule)), None)
 
 
 def _exit_code(evidence: Evidence) -> int | None:

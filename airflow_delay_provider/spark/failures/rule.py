@@ -41,6 +41,8 @@ class Rule:
     exit_codes: frozenset[int] = frozenset()
     driver_states: frozenset[str] = frozenset()
     pod_reasons: frozenset[str] = frozenset()
+    #: It knows nothing of the application's data, and is not shown what a message quotes of it.
+    general: bool = False
 
     def matches(self, statement: str) -> bool:
         """Tell whether a statement of the log shows a sign of this rule."""

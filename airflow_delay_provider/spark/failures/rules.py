@@ -24,6 +24,8 @@ class Rules:
     hollow_statements: re.Pattern[str]
     #: Statements that show the whole failure to be an echo of an earlier one.
     echoes: re.Pattern[str]
+    #: Statements of a loss that is explained by what ran out before it.
+    losses: re.Pattern[str]
 
     @classmethod
     def builtin(cls) -> Rules:
@@ -41,7 +43,8 @@ def _builtin() -> Rules:
     # Read on first use: importing has no effect.
     data = yaml.safe_load(files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8"))
     return Rules(
-        layers=(read_rules(data["rules"]),),
+        layers=(tuple(replace(rule, general=True) for rule in read_rules(data["rules"])),),
         hollow_statements=read_patterns(data["hollow_statements"]),
         echoes=read_patterns(data["echoes"]),
+        losses=read_patterns(data["losses"]),
     )

@@ -44,6 +44,8 @@ FRAME = re.compile(
 )
 _TROUBLE = re.compile(r"(?i)exception|error|lost |fail|refused|timed out|killed|unresponsive|not accepted")
 PLAN = re.compile(r"^\s*(?:[+:]-|:  |'[A-Z]|==|\||\^)")
+#: The text of a query or its plan follows: words of the user, not of the failure.
+QUERY_FOLLOWS = re.compile(r"^\s*== ?(?:SQL|DataFrame|Physical Plan|Parsed|Analyzed)|AnalysisException: [^\n]*;$")
 #: A job that succeeds later shows that what failed before did not end the application.
 JOB_DONE = re.compile(r"^DAGScheduler: Job \d{1,9} finished")
 ERRORS = frozenset({"ERROR", "FATAL", "CRITICAL", "SEVERE"})

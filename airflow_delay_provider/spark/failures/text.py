@@ -32,6 +32,16 @@ _RECORD = re.compile(
 #: A time that something put before a line that begins no record.
 _STAMP = re.compile(r"^\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[T ]\d\d:\d\d:\d\d[.,\d]{0,10}\]? ")
 _NAME = re.compile(r"`[^`\n]{1,200}`")
+#: Data that a message quotes.
+_VALUE = re.compile(
+    r"(?i)((?:\b|_)(?:value|string|column|field|key|label|literal|near|row|attribute)s?[:=]? {0,2}| = (?='))"
+    r"(?:'[^'\n]{1,200}'|\"[^\"\n]{1,200}\")"
+)
+#: Places of data: what their folders are called says nothing.
+_PLACE = re.compile(
+    r"\b((?:s3[an]?|gs|abfss?|wasbs?|hdfs|viewfs|dbfs|oss|file):/{1,3})[^\s:'\",()]{1,1000}"
+    r"|(?<![\w:/.])(?<!url: )/(?:[\w.=+\-]{1,200}/){1,40}[\w.=+\-]{0,200}"
+)
 _SECRETS = (
     (re.compile(r"(://[^/\s:@]{1,200}:)[^@\s/]{1,500}(@)"), r"\1***\2"),
     (
@@ -73,6 +83,11 @@ def shown(text: str) -> str:
 def without_names(text: str) -> str:
     """Leave out what stands in backticks: a column may be called `connection refused`."""
     return _NAME.sub("``", text)
+
+
+def without_data(text: str) -> str:
+    """Leave out quoted values and places as well: a value may be 'connection refused', a folder ``timed-out``."""
+    return _PLACE.sub(r"\1/", _VALUE.sub(r"\1''", without_names(text)))
 
 
 def record(line: str) -> Record:

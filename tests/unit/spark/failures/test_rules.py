@@ -23,6 +23,14 @@ def test_own_rules_are_asked_before_the_built_in_ones() -> None:
     assert classify(output("KeyError: 'us'"), rules).verdict is Verdict.PERMANENT
 
 
+def test_own_rules_see_the_data_that_the_built_in_ones_are_not_shown() -> None:
+    said = output("shop.Odd: value 'timed out' in s3a://shop/late/orders.csv")
+    rules = Rules.builtin().extended_by([{**RULE, "text": "value 'timed out' in s3a://shop/late/"}])
+
+    assert classify(said).verdict is Verdict.UNKNOWN
+    assert classify(said, rules).rule == "odd-orders"
+
+
 def test_the_latest_layer_is_asked_first() -> None:
     rules = Rules.builtin().extended_by([RULE]).extended_by([{**RULE, "name": "newer", "verdict": "permanent"}])
 
