@@ -26,6 +26,8 @@ USERS = {"admin": "admin", "viewer": "viewer"}
 SETTINGS = {
     # A triggerer that was killed is given up after 30 s by default; its successor waits for that.
     "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
+    # Parsed once: nobody edits these DAGs while they run.
+    "dag_processor": {"min_file_process_interval": "86400"},
     "core": {"test_connection": "Enabled"},
     "delay": BUCKET,
 }

@@ -29,6 +29,9 @@ STEPS_HERE = ("after_take", "after_mark", "after_publish", "before_commit", "aft
 #: Steps of claim, send, mark for another broker.
 STEPS_AWAY = ("before_claim_commit", "after_claim", "after_publish", "before_mark_commit", "after_mark")
 
+#: Printed when it begins to work.
+READY = "ready"
+
 
 class Crash:
     """Ends the process, without any clean-up, at the n-th passage."""
@@ -120,6 +123,7 @@ def main() -> None:
     parser.add_argument("--sent-log", type=Path)
     parser.add_argument("--step", choices=sorted({*STEPS_HERE, *STEPS_AWAY}))
     parser.add_argument("--passages", type=int, default=1)
+    parser.add_argument("--claim-seconds", type=float, default=2)
     options = parser.parse_args()
 
     ledger = Ledger(options.ledger)
@@ -135,10 +139,11 @@ def main() -> None:
             arm_away(options.step, crash, ledger, broker)
     config = DispatcherConfig(
         batch=200,
-        claim=timedelta(seconds=2),
+        claim=timedelta(seconds=options.claim_seconds),
         rescue_interval=timedelta(milliseconds=200),
         health_port=None,
     )
+    print(READY, flush=True)
     Dispatcher(ledger, open_broker=lambda _: broker, config=config).run_until_signalled()
 
 

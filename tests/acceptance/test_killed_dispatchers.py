@@ -26,7 +26,7 @@ from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.ledger import counts, scheduling
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.tables import event, scheduled_message
-from tests.acceptance.crashing_dispatcher import STEPS_AWAY, STEPS_HERE
+from tests.acceptance.crashing_dispatcher import READY, STEPS_AWAY, STEPS_HERE
 from tests.databases import fresh_database
 from tests.servers import component
 
@@ -82,12 +82,23 @@ def make_messages(seed: int) -> list[Message]:
 @contextmanager
 def dispatcher(ledger_url: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "tests.acceptance.crashing_dispatcher", "--ledger", ledger_url, *more]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
+
+
+@contextmanager
+def two_dispatchers(ledger_url: str, *more: str) -> Iterator[None]:
+    """Both work when this begins, and hold what they claim for longer than a busy machine needs to send it."""
+    more = (*more, "--claim-seconds", "60")
+    with dispatcher(ledger_url, *more) as one, dispatcher(ledger_url, *more) as other:
+        for each in (one, other):
+            assert each.stdout is not None
+            assert each.stdout.readline().decode().strip() == READY
+        yield
 
 
 def crash_again_and_again(start: Callable[..., object], steps: tuple[str, ...], is_done: Callable[[], bool]) -> int:
@@ -177,8 +188,8 @@ def test_a_dispatcher_killed_between_claim_send_and_mark_loses_nothing_and_repea
 
 def test_two_dispatchers_at_once_never_deliver_the_same_message_twice(ledger: Ledger, ledger_url: str) -> None:
     """B32, A42"""
-    EmbeddedBroker(ledger).schedule(make_messages(seed=3))
-    with RecordingConsumer(ledger_url) as consumer, dispatcher(ledger_url), dispatcher(ledger_url):
+    with RecordingConsumer(ledger_url) as consumer, two_dispatchers(ledger_url):
+        EmbeddedBroker(ledger).schedule(make_messages(seed=3))
         wait_for(lambda: consumer.received.total() >= MESSAGES, what="all messages received")
     assert consumer.received == Counter({f"m{n}": 1 for n in range(MESSAGES)})
     assert consumer.early == []
@@ -188,11 +199,12 @@ def test_two_dispatchers_at_once_never_deliver_the_same_message_twice(ledger: Le
 def test_two_dispatchers_at_once_never_claim_the_same_message(ledger: Ledger, ledger_url: str, tmp_path: Path) -> None:
     """B32, B37"""
     sent_log = tmp_path / "sent"
-    with other_ledger(ledger, tmp_path) as destination:
+    with (
+        other_ledger(ledger, tmp_path) as destination,
+        two_dispatchers(ledger_url, "--destination", destination, "--sent-log", str(sent_log)),
+    ):
         schedule_for_elsewhere(ledger, make_messages(seed=4))
-        more = ("--destination", destination, "--sent-log", str(sent_log))
-        with dispatcher(ledger_url, *more), dispatcher(ledger_url, *more):
-            wait_for(lambda: count_in(ledger, State.DISPATCHED) == MESSAGES, what="all messages dispatched")
+        wait_for(lambda: count_in(ledger, State.DISPATCHED) == MESSAGES, what="all messages dispatched")
     lines = [line.split() for line in sent_log.read_text().splitlines()]
     assert Counter(message_id for _, message_id in lines) == Counter({f"m{n}": 1 for n in range(MESSAGES)})
     assert len({pid for pid, _ in lines}) == 2, "one of the two did all the work"
