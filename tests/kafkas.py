@@ -54,14 +54,19 @@ def fresh_topic(bootstrap: str, partitions: int = 1, **config: Any) -> str:
     name = f"test-{uuid4().hex}"
     settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
-        admin.create_topics([NewTopic(name, partitions, config=settings)])[name].result(SECONDS)
-
-        def has_leaders() -> bool:
-            known = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
-            return len(known) == partitions and all(each.leader >= 0 for each in known.values())
-
-        wait_for(has_leaders, what=f"topic {name} can be used", seconds=SECONDS, interval=0.02)
+        create_topic(admin, NewTopic(name, partitions, config=settings))
     return name
+
+
+def create_topic(admin: AdminClient, topic: NewTopic) -> None:
+    """Return when it can be used, which is some time after it was created."""
+    admin.create_topics([topic])[topic.topic].result(SECONDS)
+
+    def has_leaders() -> bool:
+        known = admin.list_topics(topic.topic, timeout=SECONDS).topics[topic.topic].partitions
+        return len(known) == topic.num_partitions and all(each.leader >= 0 for each in known.values())
+
+    wait_for(has_leaders, what=f"topic {topic.topic} can be used", seconds=SECONDS, interval=0.02)
 
 
 def produce(

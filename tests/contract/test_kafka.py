@@ -14,7 +14,7 @@ from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.kafkas import require_kafka
+from tests.kafkas import create_topic, require_kafka
 
 
 class KafkaHarness(BrokerHarness):
@@ -32,7 +32,7 @@ class KafkaHarness(BrokerHarness):
         return KafkaBroker(self.config, limits=limits)
 
     def prepare_channel(self, name: str) -> None:
-        self._admin.create_topics([NewTopic(name, 1)])[name].result(20)
+        create_topic(self._admin, NewTopic(name, 1))
 
     def pass_time(self, delta: timedelta) -> None:
         # What is due can be seen when its transaction has ended.

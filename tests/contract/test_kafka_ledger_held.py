@@ -17,7 +17,7 @@ from airflow_delay_provider.ledger.database import Ledger
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness
-from tests.kafkas import require_kafka
+from tests.kafkas import create_topic, require_kafka
 
 
 class KafkaHeldByLedgerHarness(LedgerHeldHarness):
@@ -35,7 +35,7 @@ class KafkaHeldByLedgerHarness(LedgerHeldHarness):
         return KafkaBroker(self.config, limits=limits)
 
     def prepare_channel(self, name: str) -> None:
-        self._admin.create_topics([NewTopic(name, 1)])[name].result(20)
+        create_topic(self._admin, NewTopic(name, 1))
 
 
 @pytest.fixture(scope="module")

@@ -332,8 +332,8 @@ def test_a_message_that_the_ledger_does_not_know_is_put_back_all_the_same(harnes
     harness.pass_time(harness.units(5))
     [again] = harness.receive(channel, 1)
     assert again.message == in_hand.message.requeued(again.message.deliver_at)
-    [reason] = [entry.reason for entry in harness.broker.read_journal(after=position)][:1]
-    assert reason == "not yet"
+    harness.wait_until(lambda: bool(harness.broker.read_journal(after=position)), "the journal tells of it")
+    assert harness.broker.read_journal(after=position)[0].reason == "not yet"
 
 
 def test_a_message_that_the_ledger_does_not_know_can_be_given_up(harness: ForgetfulHarness):

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from tests.integration.climbed_kafka import CONN_ID, Stream, climbed_stream
-from tests.kafkas import connection_of, fresh_topic, require_kafka
+from tests.kafkas import connection_of, create_topic, fresh_topic, require_kafka
 from tests.servers.component import wait_for
 from tests.unit.cli.commandline import CommandLine
 
@@ -189,6 +189,6 @@ def test_a_topic_of_the_same_beginning_is_not_the_ladders(delay: CommandLine, st
     delay.document("topology", "create", *NEW)
     other = f"{ladder.prefix}.other"
     with AdminClient({"bootstrap.servers": stream.bootstrap}) as admin:
-        admin.create_topics([NewTopic(other, 1)])[other].result(30)
+        create_topic(admin, NewTopic(other, 1))
     assert delay("topology", "delete", *NEW, "--yes").code == 0
     assert {name for name in topics(stream) if name.startswith(ladder.prefix)} == {other}

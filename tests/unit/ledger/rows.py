@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
-from airflow_delay_provider.ledger import counts, delivery, listing, scheduling
+from airflow_delay_provider.ledger import counts, delivery, journal, listing, scheduling
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.listing import Page
 from airflow_delay_provider.ledger.records import MessageRecord
+from tests.servers.component import wait_for
 
 ResultT = TypeVar("ResultT")
 #: The time at which these tests happen.
@@ -55,6 +57,16 @@ def deliver(ledger: Ledger, *, now_ms: int = NOW_MS, limit: int = 1000) -> int:
 def read(ledger: Ledger, query: Callable[[Connection], ResultT]) -> ResultT:
     with ledger.read() as connection:
         return query(connection)
+
+
+def read_journal(ledger: Ledger, n: int, *, after: str = FROM_THE_START) -> list[JournalEntry]:
+    """Return ``n`` entries or more, which a reader sees when all older transactions on the server have ended."""
+    return wait_for(
+        lambda: len(found := read(ledger, lambda c: journal.read(c, after=after, limit=1000))) >= n and found,
+        what=f"{n} entries in the journal",
+        seconds=60,
+        interval=0.02,
+    )
 
 
 def get(ledger: Ledger, item: Message) -> MessageRecord:

@@ -17,7 +17,7 @@ from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.exceptions import ConflictError, LifecycleError, UnknownMessageError
-from airflow_delay_provider.ledger import consumed, counts, delivery, journal, listing, projection, pruning
+from airflow_delay_provider.ledger import consumed, counts, delivery, listing, projection, pruning
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.tables import event, journal_position, message_count, scheduled_message
 from tests.unit.ledger import rows
@@ -481,5 +481,5 @@ def test_a_message_that_no_column_was_made_for_holds_up_no_other(ledger: Ledger)
 def test_the_ledgers_own_journal_can_be_read_from_its_start(ledger: Ledger):
     item = message()
     follow(ledger, told(item, Change.SCHEDULED))
-    [entry] = rows.read(ledger, lambda c: journal.read(c, after=FROM_THE_START, limit=9))
+    [entry] = rows.read_journal(ledger, 1)
     assert (entry.message_id, entry.change, entry.deliver_at) == (item.id, Change.SCHEDULED, item.deliver_at)
