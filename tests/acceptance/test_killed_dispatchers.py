@@ -32,7 +32,7 @@ from tests.servers import component
 
 MESSAGES = 10_000
 SPREAD = timedelta(seconds=8)
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 CHANNEL = "orders"
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.05)
