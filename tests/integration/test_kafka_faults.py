@@ -311,8 +311,8 @@ def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(climbe
     # The dispatcher has just written to it, so it is believed to be there.
     climbed.broker.schedule([climbed.message(gone, after=0.1)])
     climbed.arrived(gone, 1)
-    orphans = [climbed.message(gone, after=2 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
-    others = [climbed.message(kept, after=2 + 0.01 * n) for n in range(20)]
+    orphans = [climbed.message(gone, after=6 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
+    others = [climbed.message(kept, after=6 + 0.01 * n) for n in range(20)]
     climbed.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
     climbed.delete_channel(gone)
     assert ids_of(climbed.arrived(kept, 20)) == ids_of(others)
@@ -342,9 +342,9 @@ def test_a_payload_that_the_topic_does_not_take_is_refused_before_it_waits(scene
 def test_a_message_that_has_become_too_large_is_kept_apart_and_its_neighbours_arrive_once(climbed: Scene) -> None:
     """E11, E12: what was undone meanwhile is never seen by readers of committed records."""
     channel, other = climbed.channel(), climbed.channel()
-    large = [climbed.message(channel, after=2 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
-    small = [climbed.message(channel, after=1.9 + 0.05 * n) for n in range(10)]
-    others = [climbed.message(other, after=1.9 + 0.05 * n) for n in range(10)]
+    large = [climbed.message(channel, after=6 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
+    small = [climbed.message(channel, after=5.9 + 0.05 * n) for n in range(10)]
+    others = [climbed.message(other, after=5.9 + 0.05 * n) for n in range(10)]
     climbed.broker.schedule([*large, *small, *others])
     climbed.change_settings(channel, max_message_bytes=10_000)
     dead = climbed.dead(message.id for message in large)

@@ -73,7 +73,7 @@ def outcome(stream: Stream, message_id: str) -> Change:
 
 def test_messages_of_a_task_arrive_once_each_when_they_are_due(stream: Stream, channel: str) -> None:
     """A5, A6"""
-    ids = schedule(channel, messages=numbered(30, after=3))
+    ids = schedule(channel, messages=numbered(30, after=8))
     with stream.open() as broker:
         assert broker.peek(channel, limit=10) == []
     assert Counter(message.id for message in stream.received(channel, 30)) == Counter(ids)
@@ -138,7 +138,7 @@ def test_the_ledger_holds_messages_for_kafka_until_the_dispatcher_sends_them(
 async def test_a_deferred_task_is_resumed_by_the_dispatch(stream: Stream, channel: str) -> None:
     """A2"""
     with pytest.raises(TaskDeferred) as deferred:
-        schedule(channel, payload="x", deliver_after=2, wait_for_dispatch=True)
+        schedule(channel, payload="x", deliver_after=5, wait_for_dispatch=True)
     path, kwargs = deferred.value.trigger.serialize()
     assert path.endswith("MessageDispatchedTrigger")
     event = await anext(MessageDispatchedTrigger(**kwargs).run())

@@ -124,9 +124,11 @@ def may_dispatch(user: User, scene: Scene, *channels: str) -> None:
 def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(climbed: Scene, user: User) -> None:
     channel = climbed.channel()
     may_schedule(user, climbed, channel)
-    message = climbed.message(channel, after=1)
     with user.client_of(climbed) as client:
         assert client.check().endswith("is ready")
+        client.check_channels([channel])
+        # Not so soon that a slow machine makes it due: then it would be sent at once, which this user may not.
+        message = climbed.message(channel, after=5)
         client.schedule([message])
     assert ids_of(climbed.arrived(channel, 1)) == [message.id]
 
@@ -169,9 +171,9 @@ def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(climbed: Scene,
     user.may(TOPIC, topology.inbox, DESCRIBE)
     user.may(TOPIC, topology.control, DESCRIBE)
     user.may(GROUP, READERS, DESCRIBE)
-    message = climbed.message(channel, after=0.5)
     with user.client_of(climbed) as waiter:
         start = waiter.journal_end()
+        message = climbed.message(channel, after=3)
         climbed.broker.schedule([message])
         wait_for(lambda: message.id in waiter.find_outcomes([message.id], since=start), what="the outcome")
         changes = [entry.change for entry in waiter.read_journal(after=start) if entry.message_id == message.id]
@@ -210,7 +212,7 @@ def test_a_dispatcher_that_lacks_a_permission_says_so(scene: Scene, user: User, 
         user.may(GROUP, scene.topology.dispatch_group, READ)
     if missing != "transactional ids":
         user.may(TRANSACTIONAL_ID, prefix, WRITE, pattern=PREFIXED)
-    scene.broker.schedule([scene.message(scene.channel(), after=1)])
+    scene.broker.schedule([scene.message(scene.channel(), after=5)])
     with user.client_of(scene) as client:
         climber = client.open_climber()
 
@@ -239,7 +241,7 @@ def test_a_dispatcher_that_may_not_delete_records_works_and_says_so(
     user.may(GROUP, scene.topology.dispatch_group, READ)
     user.may(TRANSACTIONAL_ID, prefix, WRITE, pattern=PREFIXED)
     user.may(TOPIC, channel, WRITE)
-    message = scene.message(channel, after=1)
+    message = scene.message(channel, after=3)
     scene.broker.schedule([message])
     with user.client_of(scene) as client, climbing(client):
         assert ids_of(scene.arrived(channel, 1)) == [message.id]
