@@ -273,8 +273,8 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
 def test_messages_whose_queue_was_deleted_are_kept_apart_and_block_nobody(scene: Scene):
     """C12, C14"""
     gone, kept = scene.queue(), scene.queue()
-    orphans = [scene.message(gone, after=0.1 * n, headers={"n": str(n)}, key="k") for n in range(10, 30)]
-    others = [scene.message(kept, after=0.1 * n) for n in range(10, 30)]
+    orphans = [scene.message(gone, after=0.1 * n, headers={"n": str(n)}, key="k") for n in range(50, 70)]
+    others = [scene.message(kept, after=0.1 * n) for n in range(50, 70)]
     scene.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
     with scene.amqp() as amqp:
         amqp.queue_delete(gone)
