@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"
 #: What the bucket of the Airflow under test allows.
 PER_SECOND, BURST = 2.0, 4
-#: A light job works for two seconds.
-KILLED_WITHIN_SECONDS = 1.0
 BUCKET = {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)}
+#: Of a light job, which works for two seconds.
+KILLED_WITHIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ class _Reading:
 
     def __init__(self, statement: str) -> None:
         self._plain = without_names(statement)
-        self._general = without_data(statement)
+        self._general = without_data(self._plain)
 
     def fits(self, rule: Rule) -> bool:
         return rule.matches(self._general if rule.general else self._plain)

@@ -86,8 +86,8 @@ def without_names(text: str) -> str:
 
 
 def without_data(text: str) -> str:
-    """Leave out quoted values and places as well: a value may be 'connection refused', a folder ``timed-out``."""
-    return _PLACE.sub(r"\1/", _VALUE.sub(r"\1''", without_names(text)))
+    """Leave out quoted values and places: a value may be 'connection refused', a folder ``timed-out``."""
+    return _PLACE.sub(r"\1/", _VALUE.sub(r"\1''", text))
 
 
 def record(line: str) -> Record:
