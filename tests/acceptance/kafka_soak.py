@@ -230,8 +230,15 @@ class Dispatcher:
         try:
             return self.process.wait(seconds) in (0, -signal.SIGTERM)
         except subprocess.TimeoutExpired:
+            # It writes where it is.
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)
             self.kill()
             return False
+
+    def last_words(self) -> str:
+        said = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return "\n".join([f"-- {self.kind} dispatcher", *said])
 
 
 class Crew:
@@ -293,8 +300,7 @@ class Crew:
     def stop_all(self) -> None:
         for each in list(self.running):
             self._figures.failed_to_stop += not each.stop()
-            said = each.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            self._figures.last_words.append("\n".join([f"-- {each.kind} dispatcher", *said]))
+            self._figures.last_words.append(each.last_words())
         self.running.clear()
         self._figures.errors_told = sum(
             each.log.read_text(errors="replace").count(" WARNING failed") for each in self.all

@@ -137,8 +137,8 @@ def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: 
         zombie.process.send_signal(signal.SIGCONT)
     wait_for(lambda: len(zombie.lanes()) == 1 and len(other.lanes()) == 1, what="they share the lanes")
     wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_500, what="all are delivered")
-    assert zombie.stop()
-    assert other.stop()
+    assert zombie.stop(), zombie.last_words()
+    assert other.stop(), other.last_words()
     assert set(scene.arrived()) == set(scene.scheduled)
     assert set(scene.arrived().values()) == {1}
 
@@ -175,6 +175,7 @@ def test_a_cluster_that_loses_a_node_loses_no_message_and_delays_few(tmp_path: P
             wait_for(lambda: len(scene.arrived()) == 1_200, what="all are delivered")
             assert set(scene.arrived()) == set(scene.scheduled)
             assert set(scene.arrived().values()) == {1}
-            assert [each.stop() for each in dispatchers] == [True, True]
+            for each in dispatchers:
+                assert each.stop(), each.last_words()
         finally:
             scene.close()

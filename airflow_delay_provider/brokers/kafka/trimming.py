@@ -41,7 +41,7 @@ class Trimmer:
             self._wanted[topic, lane] = offset
 
     def trim(self, *, now: bool = False) -> None:
-        """Ask when it is time, or ``now``, and then wait for the answers."""
+        """Ask when it is time, or ``now``, and then wait for the answers for a while."""
         if not now and time.monotonic() < self._asked_at + INTERVAL_SECONDS:
             return
         self._asked_at = time.monotonic()
@@ -55,10 +55,10 @@ class Trimmer:
             self._look_at_answers(STOP_SECONDS)
 
     def _look_at_answers(self, seconds: float) -> None:
-        failed = False
+        failed, deadline = False, time.monotonic() + seconds
         for answer in self._answers:
             try:
-                answer.result(timeout=seconds)
+                answer.result(timeout=max(0.0, deadline - time.monotonic()))
             except KafkaException as error:
                 failed = True
                 self._note_refusal(error)
