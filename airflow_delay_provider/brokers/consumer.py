@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Message], object]
 
+#: Between two looks of an idle consumer at whether it is to stop.
+LOOK_SECONDS = 0.1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerConfig:
@@ -93,7 +96,7 @@ class Consumer:
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if not once.total:
-                stop.wait(self.config.idle.total_seconds())
+                _pause(self.config.idle.total_seconds(), stop)
         return consumed
 
     def _handle(self, delivery: Delivery, consumed: Consumed) -> None:
@@ -120,3 +123,10 @@ class Consumer:
         log.warning("Message %s goes to %s: %s", delivery.message.id, self.dead_letter_channel, reason)
         self.broker.dead_letter(delivery, channel=self.dead_letter_channel, reason=reason)
         consumed.dead_lettered += 1
+
+
+def _pause(seconds: float, stop: Event) -> None:
+    """Wait without holding the lock of ``stop``: a signal handler of this thread that sets it would wait for ever."""
+    end = time.monotonic() + seconds
+    while not stop.is_set() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_SECONDS))

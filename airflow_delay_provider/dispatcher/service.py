@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,10 @@ log = logging.getLogger(__name__)
 #: From the connection id of another broker to the broker.
 OpenBroker = Callable[[str], Broker]
 
+#: What all loops together get to end.
 STOP_SECONDS = 30.0
+#: Between two looks for a signal.
+LOOK_SECONDS = 0.1
 
 
 class Dispatcher:
@@ -94,22 +98,33 @@ class Dispatcher:
     def stop(self) -> bool:
         """Let every loop finish its current run and close, and return whether all did in time."""
         self._stop.set()
-        unfinished = [name for name, thread in list(self._threads.items()) if not thread.join(STOP_SECONDS)]
+        deadline = time.monotonic() + STOP_SECONDS
+        unfinished = [
+            name
+            for name, thread in list(self._threads.items())
+            if not thread.join(max(0.0, deadline - time.monotonic()))
+        ]
         if self._health_server is not None:
             self._health_server.stop()
         for broker in self._brokers:
-            broker.close()
+            try:
+                broker.close()
+            except Exception:
+                # What it has confirmed is marked, and the rest waits in the ledger.
+                log.warning("A broker did not close cleanly", exc_info=True)
         self._context.ledger.close()
         log.info("Dispatcher %s stopped; unfinished: %s", self.config.owner, ", ".join(unfinished) or "nothing")
         return not unfinished
 
     def run_until_signalled(self) -> bool:
         """Serve until SIGTERM or SIGINT, then stop gracefully."""
+        signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop.set())
+            # An event would not do: a handler that interrupts whoever holds its lock waits for that for ever.
+            signal.signal(number, lambda number, _frame: signals.append(number))
         self.start()
-        while not self._stop.wait(1.0):
-            pass
+        while not signals:
+            time.sleep(LOOK_SECONDS)
         return self.stop()
 
     def serve_new_destinations(self) -> None:
