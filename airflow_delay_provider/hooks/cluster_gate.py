@@ -85,9 +85,11 @@ class ClusterGate:
         self._random = random_source
 
     def known_outage(self) -> Outage | None:
-        """Return an outage that somebody has seen and that nobody is to check yet."""
+        """Return an outage that somebody has seen; whoever asks when the next look is due looks."""
         outage = self._find_outage()
-        return outage if outage is not None and self._is_to_rest(outage) else None
+        if outage is None or self._is_to_rest(outage):
+            return outage
+        return None if self._look(outage) is None else self._find_outage()
 
     def ask(self, n: int, *, had_turn: int = 0) -> list[Answer]:
         """Look whether the cluster is up, once for ``n`` submissions, and give each its turn.
@@ -100,11 +102,9 @@ class ClusterGate:
         if known is not None and self._is_to_rest(known):
             reason = f"{self._cluster.name} was down when last looked at, since {known.since:%H:%M:%S} UTC"
             return [Answer(at=known.next_look_at, down=reason)] * n
-        seen = probe(self._cluster)
-        if not seen.is_up:
-            return [self._note_down(known, seen.reason)] * n
-        if known is not None:
-            self._note_up()
+        down = self._look(known)
+        if down is not None:
+            return [down] * n
         turns = self.take_turns(n - had_turn) if n > had_turn else []
         return [Answer(at=at) for at in [self._clock.now()] * had_turn + turns]
 
@@ -123,6 +123,15 @@ class ClusterGate:
         return self._ledger.transact(
             lambda connection: gates.take_turns(connection, name, n, now=now, every=every, burst=burst)
         )
+
+    def _look(self, known: Outage | None) -> Answer | None:
+        """Look at the cluster and note what is seen; return nothing when it is up."""
+        seen = probe(self._cluster)
+        if not seen.is_up:
+            return self._note_down(known, seen.reason)
+        if known is not None:
+            self._note_up()
+        return None
 
     def _note_down(self, known: Outage | None, reason: str) -> Answer:
         """What was known before the look: those who looked at the same time count as one."""

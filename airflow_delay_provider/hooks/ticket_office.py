@@ -118,7 +118,7 @@ class TicketOffice:
             log.warning("Old tickets stay in %s: %s", self._places.channel, error)
 
     def find_outage(self, cluster: ClusterAddress) -> Outage | None:
-        """Return an outage that others have seen; not knowing is no reason to submit nothing."""
+        """Return an outage that others have seen and that lasts; not knowing is no reason to submit nothing."""
         try:
             return self._gate(cluster).known_outage()
         except BrokerError as error:

@@ -94,11 +94,23 @@ def test_a_cluster_that_is_back_opens_the_gate_and_gives_turns(
     gate.ask(1)
     master.open()
     now = clock.advance(LOOKS.initial)
-    assert gate.known_outage() is None
     assert gate.ask(3) == [Answer(at=now), Answer(at=now), Answer(at=now + SECOND / 2)]
     assert master.looks == 1
     clock.set(START)
     assert gate.known_outage() is None
+
+
+def test_who_asks_for_an_outage_when_the_next_look_is_due_looks(
+    gate: ClusterGate, master: MasterPort, clock: SettableClock
+):
+    gate.ask(1)
+    clock.advance(LOOKS.initial)
+    assert gate.known_outage() == Outage(since=START, looks=2, next_look_at=clock.now() + 2 * LOOKS.initial)
+    clock.advance(2 * LOOKS.initial)
+    master.open()
+    assert gate.known_outage() is None
+    assert gate.known_outage() is None
+    assert master.looks == 1
 
 
 def test_a_cluster_that_stays_down_is_looked_at_ever_more_rarely(gate: ClusterGate, clock: SettableClock):

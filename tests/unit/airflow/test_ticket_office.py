@@ -127,9 +127,7 @@ def test_an_outage_that_others_have_seen_is_found(office: TicketOffice, broker: 
     cluster = parse_address(MasterPort().name)
     assert office.find_outage(cluster) is None
     ClusterGate(broker.ledger, cluster, bucket=Bucket(), clock=broker.clock).ask(1)
-    outage = office.find_outage(cluster)
-    assert outage is not None
-    assert outage.looks == 1
+    assert office.find_outage(cluster) is not None
 
 
 def test_not_knowing_of_an_outage_holds_nobody_back(
@@ -145,13 +143,13 @@ def test_not_knowing_of_an_outage_holds_nobody_back(
 def test_submissions_that_crowd_keep_their_distance(
     office: TicketOffice, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSIONS_PER_SECOND", "0.1")
+    monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSIONS_PER_SECOND", "0.01")
     monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSION_BURST", "2")
     pauses: list[float] = []
     for _ in range(4):
         office.await_turn(CLUSTER, sleep=pauses.append)
     assert pauses[:2] == [0.0, 0.0]
-    assert pauses[2:] == [pytest.approx(10, abs=5), pytest.approx(20, abs=5)]
+    assert pauses[2:] == [pytest.approx(100, abs=50), pytest.approx(200, abs=50)]
 
 
 def test_a_connection_that_is_not_defined_is_told_before_anything_is_submitted(broker: EmbeddedBroker) -> None:
