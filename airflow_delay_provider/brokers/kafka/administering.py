@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
 
 #: How long a change of topics may take until it is known.
-KNOWN_SECONDS = 15.0
+KNOWN_SECONDS = 30.0
 #: How long a broker may not know yet of a topic that was just created.
 NEW_TOPIC_SECONDS = 1.0
 #: A channel that forgets messages sooner than this could lose one before anybody has read it.
@@ -57,12 +58,12 @@ def create_topics(link: Link, topology: Topology, topics: Iterable[Topic]) -> No
     ]
     if not new:
         return
-    for name, future in link.admin().create_topics(new, request_timeout=link.ask_seconds).items():
-        try:
-            future.result()
-        except KafkaException as error:
-            if code_of(error) != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise link.failure(error, f"creating topic {name}") from error
+    _for_each(
+        link,
+        "creating topic",
+        lambda: link.admin().create_topics(new, request_timeout=link.try_seconds),
+        good={KafkaError.TOPIC_ALREADY_EXISTS},
+    )
     _wait_until(lambda: {topic.topic for topic in new} <= partition_counts(link).keys(), "the new topics are known")
 
 
@@ -90,14 +91,18 @@ def require_complete(link: Link, topology: Topology) -> None:
 def require_permitted(link: Link, topology: Topology) -> None:
     """Refuse to dispatch for a user who may not write everywhere: in the middle of it the library would not say why."""
     names = [topic.name for topic in topology.topics()]
-    asked = link.admin().describe_topics(
-        TopicCollection(names), include_authorized_operations=True, request_timeout=link.ask_seconds
-    )
-    for name, future in asked.items():
-        try:
-            allowed = future.result().authorized_operations
-        except KafkaException as error:
-            raise link.failure(error, f"looking for topic {name}") from error
+
+    def ask() -> dict[str, Any]:
+        asked = link.admin().describe_topics(
+            TopicCollection(names), include_authorized_operations=True, request_timeout=link.try_seconds
+        )
+        return {name: future.result().authorized_operations for name, future in asked.items()}
+
+    try:
+        answers = _ask_of_new(link, ask)
+    except KafkaException as error:
+        raise link.failure(error, "looking for the topics of the ladder") from error
+    for name, allowed in answers.items():
         missing = [each.name for each in (AclOperation.READ, AclOperation.WRITE) if each not in (allowed or [each])]
         if missing:
             raise BrokerError(
@@ -151,25 +156,30 @@ def delete(link: Link, topology: Topology) -> None:
     if topology.dead in names and _has_records(link, topology.dead, there[topology.dead]):
         names.remove(topology.dead)
     if names:
-        for name, future in link.admin().delete_topics(names, operation_timeout=link.ask_seconds).items():
-            try:
-                future.result()
-            except KafkaException as error:
-                if code_of(error) not in MISSING:
-                    raise link.failure(error, f"deleting topic {name}") from error
+        _for_each(
+            link,
+            "deleting topic",
+            lambda: link.admin().delete_topics(names, request_timeout=link.try_seconds),
+            good=MISSING,
+        )
         _wait_until(lambda: not partition_counts(link).keys() & set(names), "the topics are gone")
-    for future in link.admin().delete_consumer_groups([topology.dispatch_group]).values():
-        try:
-            future.result()
-        except KafkaException as error:
-            if code_of(error) not in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
-                raise link.failure(error, f"deleting group {topology.dispatch_group}") from error
+    _for_each(
+        link,
+        "deleting group",
+        lambda: link.admin().delete_consumer_groups([topology.dispatch_group], request_timeout=link.try_seconds),
+        good={KafkaError.GROUP_ID_NOT_FOUND, *DENIED},
+    )
 
 
 def _require_no_dispatcher(link: Link, topology: Topology) -> None:
     group = topology.dispatch_group
+
+    def ask() -> list[Any]:
+        asked = link.admin().describe_consumer_groups([group], request_timeout=link.try_seconds)
+        return list(asked[group].result().members)
+
     try:
-        members = link.admin().describe_consumer_groups([group])[group].result().members
+        members = link.ask_again(ask)
     except KafkaException as error:
         if code_of(error) in (KafkaError.GROUP_ID_NOT_FOUND, *DENIED):
             return
@@ -247,17 +257,40 @@ def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str
             for resource, future in answers.items()
         }
 
+    settings: dict[str, Mapping[str, str]] = _ask_of_new(link, ask)
+    return settings
+
+
+def _ask_of_new(link: Link, question: Callable[[], Any]) -> Any:
+    """Ask for topics that one node has told of; the one that is asked now may hear of a new one a moment later."""
     deadline = time.monotonic() + KNOWN_SECONDS
     while True:
         try:
-            settings: dict[str, Mapping[str, str]] = link.ask_again(ask)
+            return link.ask_again(question)
         except KafkaException as error:
-            # One node has told of them; the one that is asked now may hear of a new topic a moment later.
             if code_of(error) not in MISSING or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-        else:
-            return settings
+
+
+def _for_each(link: Link, doing: str, change: Callable[[], Mapping[str, Future[Any]]], *, good: Set[int]) -> None:
+    """Ask for a change of things by their names, and again while what keeps it may pass: it may be done by then."""
+    failed = ""
+
+    def ask() -> None:
+        nonlocal failed
+        for name, future in change().items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if code_of(error) not in good:
+                    failed = name
+                    raise
+
+    try:
+        link.ask_again(ask, seconds=KNOWN_SECONDS)
+    except KafkaException as error:
+        raise link.failure(error, f"{doing} {failed}") from error
 
 
 def log_ends(link: Link, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
@@ -314,7 +347,14 @@ def _is_good(name: str, wanted: str, have: str) -> bool:
 
 
 def _find_weak_replication(link: Link, topology: Topology) -> Iterator[Finding]:
-    inbox = link.admin().describe_topics(TopicCollection([topology.inbox]))[topology.inbox].result()
+    inbox = link.ask(
+        lambda: (
+            link.admin()
+            .describe_topics(TopicCollection([topology.inbox]), request_timeout=link.try_seconds)[topology.inbox]
+            .result()
+        ),
+        f"looking for topic {topology.inbox}",
+    )
     replicas = min((len(partition.replicas) for partition in inbox.partitions), default=1)
     if replicas == 1:
         yield _advice("the ladder has one replica: a broker that is lost for good takes waiting messages with it")

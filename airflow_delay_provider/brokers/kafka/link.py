@@ -17,6 +17,8 @@ from airflow_delay_provider.exceptions import ConfigurationError
 
 #: How long a question to the broker may take at most.
 ASK_SECONDS = 15.0
+#: The node that was asked has left the cluster, or seemed to for a moment; older libraries have no name for it.
+NODE_LEFT = -137
 
 #: As safe as the broker can make it; small batches fit into channels whose max.message.bytes is small.
 PRODUCER = {
@@ -166,11 +168,14 @@ class Link:
 
 _PASSING = {
     KafkaError._TRANSPORT,
+    NODE_LEFT,
     KafkaError._WAIT_COORD,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.REQUEST_TIMED_OUT,
 }
 _MOVED = {
     KafkaError._NOENT,
@@ -186,6 +191,7 @@ def _is_vague(error: BaseException | KafkaError) -> bool:
     inner = error.args[0] if isinstance(error, KafkaException) else error
     return isinstance(inner, KafkaError) and inner.code() in {
         KafkaError._TRANSPORT,
+        NODE_LEFT,
         KafkaError._TIMED_OUT,
         KafkaError._MSG_TIMED_OUT,
         KafkaError._ALL_BROKERS_DOWN,

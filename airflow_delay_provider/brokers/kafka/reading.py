@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -68,7 +69,7 @@ class Reader:
         """Begin to read at these offsets."""
         for topic in {topic for topic, _ in starts} - self._known_topics:
             # A topic that the library has not heard of is first looked at by a timer of a second.
-            self._consumer.list_topics(topic, 10.0)
+            self._link.ask(partial(self._consumer.list_topics, topic, self._link.try_seconds), f"looking for {topic}")
             self._known_topics.add(topic)
         self._consumer.assign([TopicPartition(*each, offset) for each, offset in starts.items()])
 
