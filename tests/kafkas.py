@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from airflow_delay_provider.brokers.kafka.link import NODE_LEFT
 from tests.certificates import Authority
 from tests.given import do_without, require_server
 from tests.servers.component import wait_for
@@ -32,7 +33,7 @@ from tests.servers.server import UnavailableError
 
 ClusterT = TypeVar("ClusterT", bound=KafkaCluster)
 
-SECONDS = 30
+SECONDS = 60
 #: Of a secured broker: name to password. ``admin`` may do everything, ``app`` only what was granted.
 USERS = {"admin": "admin-passw0rd", "app": "app-passw0rd"}
 #: Whoever comes to the first one is an administrator without a password.
@@ -60,12 +61,23 @@ def fresh_topic(bootstrap: str, partitions: int = 1, **config: Any) -> str:
 
 def create_topic(admin: AdminClient, topic: NewTopic) -> None:
     """Return when it can be used, which is some time after it was created."""
-    admin.create_topics([topic])[topic.topic].result(SECONDS)
+
+    def is_created() -> bool:
+        try:
+            admin.create_topics([topic])[topic.topic].result(SECONDS)
+        except KafkaException as error:
+            # On a busy machine a node may seem to be lost for a moment, and the library then lets go of it.
+            if error.args[0].code() in (NODE_LEFT, KafkaError._TRANSPORT):
+                return False
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        return True
 
     def has_leaders() -> bool:
         known = admin.list_topics(topic.topic, timeout=SECONDS).topics[topic.topic].partitions
         return len(known) == topic.num_partitions and all(each.leader >= 0 for each in known.values())
 
+    wait_for(is_created, what=f"topic {topic.topic} is created", seconds=SECONDS, interval=0.02)
     wait_for(has_leaders, what=f"topic {topic.topic} can be used", seconds=SECONDS, interval=0.02)
 
 

@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from uuid import uuid4
 
 import psutil
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain import message as domain
@@ -337,7 +337,7 @@ def _soak(work: Soak, broker: KafkaCluster, run_dir: Path) -> Figures:
         with KafkaBroker(config_of(given)) as client, ThreadPoolExecutor(1) as pool:
             client.create_topology(channels)
             crew.start_first()
-            wait_for(lambda: crew.running[0].lanes(), what="the first dispatcher serves", seconds=60)
+            wait_for(lambda: crew.running[0].lanes(), what="the first dispatcher serves", seconds=120)
             watcher.start()
             scheduling = pool.submit(_schedule_all, work, client, channels, publishing, figures)
             # Not in a thread: processes that one has started end with it.
@@ -477,7 +477,7 @@ def _judge(work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequ
             figures.takeovers[what].append(takes)
     figures.dead = len(list(read_to_end(broker.bootstrap, [topology.dead])))
     figures.wrong_in_journal = wrong_in_journal(client, figures)
-    wait_for(lambda: _is_deleted(client, figures), what="the ladder is deleted", seconds=30)
+    wait_for(lambda: _is_deleted(client, figures), what="the ladder is deleted", seconds=90)
 
 
 def _is_deleted(client: KafkaBroker, figures: Figures) -> bool:
@@ -516,9 +516,10 @@ def read_to_end(bootstrap: str, topics: Sequence[str]) -> Iterator[Message]:
         while left:
             assert time.monotonic() < deadline, f"{left} cannot be read to the end"
             for record in consumer.consume(1000, 0.2):
-                if record.error() is None:
+                error = record.error()
+                if error is None:
                     yield record
-                else:
+                elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard((record.topic(), record.partition()))
 
 
@@ -540,7 +541,12 @@ def _all_of(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
     return [
         TopicPartition(topic, partition, OFFSET_BEGINNING)
         for topic in topics
-        for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        for partition in wait_for(
+            # A node that has just come hears of a topic a moment later.
+            lambda topic=topic: consumer.list_topics(topic, timeout=30).topics[topic].partitions,  # type: ignore[misc]
+            what=f"the partitions of {topic}",
+            seconds=60,
+        )
     ]
 
 

@@ -14,7 +14,7 @@ from tests.servers.component import Component, ComponentDiedError, wait_for
 from tests.servers.kafka_distribution import find_jars, find_java
 from tests.servers.sessions import Guardian
 
-START_SECONDS = 60
+START_SECONDS = 180
 JVM_OPTIONS = ("-Xms256m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 CONTROLLER = "CONTROLLER"
 PLAIN_LISTENER = {"PLAINTEXT": "PLAINTEXT"}
@@ -67,8 +67,8 @@ class Node:
         }
         self.properties.write_text("".join(f"{name}={value}\n" for name, value in {**mine, **settings}.items()))
 
-    def is_up(self, address: str) -> bool:
-        """Wait until the cluster has let this node in, as this node tells its clients."""
+    def is_up(self, address: str, cluster_id: str) -> bool:
+        """Wait until the cluster has let this node in, as this node tells its clients, and no stranger at its port."""
         assert self.component is not None
         # The port is closed at first, and a client waits longer and longer between its attempts.
         settings = {"bootstrap.servers": address, "reconnect.backoff.max.ms": 100, "log_level": 0}
@@ -76,7 +76,8 @@ class Node:
 
             def serves() -> bool:
                 try:
-                    return self.number in client.list_topics(timeout=1).brokers
+                    told = client.list_topics(timeout=1)
+                    return told.cluster_id == cluster_id and self.number in told.brokers
                 except KafkaException:
                     return False
 
@@ -109,6 +110,7 @@ class KafkaCluster:
         self._home: Path | None = None
         self._guardian: Guardian | None = None
         self._nodes: list[Node] = []
+        self._id = ""
 
     @property
     def bootstrap(self) -> str:
@@ -139,7 +141,7 @@ class KafkaCluster:
                 command = [*program, "kafka.Kafka", str(node.properties)]
                 node.component = Component(node.name, command, log_dir=log_dir, env=os.environ, guardian=self._guardian)
                 node.component.start()
-            if all(node.is_up(node.address(self._first_listener)) for node in self._nodes):
+            if all(node.is_up(node.address(self._first_listener), self._id) for node in self._nodes):
                 return
             self._kill_all()
         raise RuntimeError(f"Kafka did not start; see {log_dir}/{self._folder}*.log")
@@ -165,7 +167,7 @@ class KafkaCluster:
         node = self._nodes[number - 1]
         assert node.component is not None
         node.component.start()
-        if not node.is_up(node.address(self._first_listener)):
+        if not node.is_up(node.address(self._first_listener), self._id):
             raise RuntimeError(f"Kafka did not start again; see {node.component.log}")
 
     @property
@@ -188,12 +190,19 @@ class KafkaCluster:
 
     def _format(self, program: Sequence[str], log_dir: Path) -> None:
         """Make an empty data folder for each node, all of one new cluster."""
-        cluster_id = f"--cluster-id={secrets.token_urlsafe(16)}"
+        self._id = secrets.token_urlsafe(16)
         running = []
         for node in self._nodes:
             shutil.rmtree(node.data, ignore_errors=True)
             node.write_properties(self._shared_settings())
-            command = [*program, "kafka.tools.StorageTool", "format", cluster_id, "--config", str(node.properties)]
+            command = [
+                *program,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={self._id}",
+                "--config",
+                str(node.properties),
+            ]
             running.append(process.spawn(command, log=log_dir / f"{node.name}.log"))
         codes = [each.wait() for each in running]
         if any(codes):
