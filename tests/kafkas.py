@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     AclPermissionType,
     AdminClient,
     NewTopic,
+    PartitionMetadata,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -74,11 +75,26 @@ def create_topic(admin: AdminClient, topic: NewTopic) -> None:
         return True
 
     def has_leaders() -> bool:
-        known = admin.list_topics(topic.topic, timeout=SECONDS).topics[topic.topic].partitions
+        known = partitions_of(admin, topic.topic)
         return len(known) == topic.num_partitions and all(each.leader >= 0 for each in known.values())
 
     wait_for(is_created, what=f"topic {topic.topic} is created", seconds=SECONDS, interval=0.02)
     wait_for(has_leaders, what=f"topic {topic.topic} can be used", seconds=SECONDS, interval=0.02)
+
+
+def partitions_of(client: Any, topic: str) -> dict[int, PartitionMetadata]:
+    """Return the partitions of a topic by their numbers, as soon as a node tells of them.
+
+    The library may ask one that is gone, or that hears of the topic a moment later.
+    """
+
+    def look() -> dict[int, PartitionMetadata] | None:
+        try:
+            return dict(client.list_topics(topic, timeout=5).topics[topic].partitions)
+        except KafkaException:
+            return None
+
+    return wait_for(look, what=f"a node tells of {topic}", seconds=2 * SECONDS, interval=0.02)
 
 
 def produce(
@@ -127,7 +143,7 @@ def read_all(
     found: list[Message] = []
     deadline = time.monotonic() + seconds
     with Consumer({"bootstrap.servers": bootstrap, **own, **(settings or {})}) as consumer:
-        partitions = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+        partitions = partitions_of(consumer, topic)
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         while len(found) < n and (left := deadline - time.monotonic()) > 0:
             for message in consumer.consume(min(n - len(found), 10_000), timeout=min(left, 0.5)):

@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
@@ -30,12 +31,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=json.loads)
     parser.add_argument("--instance")
+    parser.add_argument("--after", type=Path, help="the file that is waited for before anything is begun")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(levelname)s %(message)s")
     # Where it is, for those who wonder why it does not go on.
     faulthandler.register(signal.SIGUSR1)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if args.after is not None:
+        log.info("ready")
+        while not args.after.exists():
+            time.sleep(0.01)
     with KafkaBroker(config_of(args.config)) as broker:
         climber = broker.open_climber(instance=args.instance)
         while not stop.is_set():

@@ -36,7 +36,7 @@ from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.exceptions import BrokerError, MessagesWaitError
 from tests.acceptance.kafka_dispatcher import config_of
-from tests.kafkas import fresh_topic, private_broker
+from tests.kafkas import fresh_topic, partitions_of, private_broker
 from tests.servers.component import wait_for
 from tests.servers.kafka import KafkaCluster
 from tests.servers.process import dies_with_parent
@@ -191,13 +191,23 @@ class Figures:
 class Dispatcher:
     """One process, with what it says in a file."""
 
-    def __init__(self, given: dict[str, Any], folder: Path, instance: str | None) -> None:
+    def __init__(
+        self, given: dict[str, Any], folder: Path, instance: str | None = None, after: Path | None = None
+    ) -> None:
+        """Start it.
+
+        :param after: the file that it waits for before it begins; how long a program takes to start says nothing of it.
+        """
         self.instance = instance
         self.log = folder / f"dispatcher-{uuid4().hex[:8]}.log"
         command = [sys.executable, "-m", "tests.acceptance.kafka_dispatcher", json.dumps(given)]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *(("--instance", instance) if instance else ())],
+                [
+                    *command,
+                    *(("--instance", instance) if instance else ()),
+                    *(("--after", str(after)) if after else ()),
+                ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 preexec_fn=dies_with_parent(signal.SIGKILL),
@@ -209,6 +219,10 @@ class Dispatcher:
 
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+    def is_ready(self) -> bool:
+        """Whether it waits for its file."""
+        return " INFO ready" in self.log.read_text(errors="replace")
 
     def lanes(self) -> tuple[int, ...]:
         """The lanes that it was given last."""
@@ -541,12 +555,7 @@ def _all_of(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
     return [
         TopicPartition(topic, partition, OFFSET_BEGINNING)
         for topic in topics
-        for partition in wait_for(
-            # A node that has just come hears of a topic a moment later.
-            lambda topic=topic: consumer.list_topics(topic, timeout=30).topics[topic].partitions,  # type: ignore[misc]
-            what=f"the partitions of {topic}",
-            seconds=60,
-        )
+        for partition in partitions_of(consumer, topic)
     ]
 
 

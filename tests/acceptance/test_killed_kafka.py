@@ -22,7 +22,7 @@ from tests.acceptance.kafka_soak import Dispatcher, Soak, now_ms, read_to_end, s
 from tests.kafkas import fresh_topic, private_cluster, require_kafka
 from tests.servers import component
 
-wait_for = partial(component.wait_for, seconds=90, interval=0.1)
+wait_for = partial(component.wait_for, seconds=120, interval=0.1)
 
 
 @pytest.mark.timeout(600)
@@ -64,8 +64,8 @@ class Scene:
         self._folder = folder
         self._dispatchers: list[Dispatcher] = []
 
-    def dispatcher(self, instance: str | None = None) -> Dispatcher:
-        started = Dispatcher(self.given, self._folder, instance)
+    def dispatcher(self, instance: str | None = None, *, after: Path | None = None) -> Dispatcher:
+        started = Dispatcher(self.given, self._folder, instance, after)
         self._dispatchers.append(started)
         return started
 
@@ -109,7 +109,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     opened.close()
     with KafkaBroker(config_of(opened.given)) as broker:
         # Killed dispatchers are members until they are missed.
-        wait_for(lambda: is_deleted(broker), what="the ladder is deleted", seconds=30)
+        wait_for(lambda: is_deleted(broker), what="the ladder is deleted")
 
 
 def is_deleted(broker: KafkaBroker) -> bool:
@@ -120,6 +120,7 @@ def is_deleted(broker: KafkaBroker) -> bool:
     return True
 
 
+@pytest.mark.timeout(600)
 def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: Scene) -> None:
     """B32, D11, E12: what it had in memory is long due when it wakes, and another has delivered it."""
     zombie = scene.dispatcher()
@@ -139,26 +140,32 @@ def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: 
     wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_500, what="all are delivered")
     assert zombie.stop(), zombie.last_words()
     assert other.stop(), other.last_words()
-    assert set(scene.arrived()) == set(scene.scheduled)
-    assert set(scene.arrived().values()) == {1}
+    arrived = scene.arrived()
+    assert set(arrived) == set(scene.scheduled)
+    assert set(arrived.values()) == {1}
 
 
-def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene) -> None:
+@pytest.mark.timeout(600)
+def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene, tmp_path: Path) -> None:
     """D12: nobody has to wait until it is missed."""
     scene.dispatcher("one").process.poll()
     first = scene.dispatcher("two")
     wait_for(lambda: len(first.lanes()) == 1, what="both serve a lane")
+    go = tmp_path / "go"
+    again = scene.dispatcher("two", after=go)
+    wait_for(again.is_ready, what="the next one could begin")
     scene.schedule(600, first=0.1, last=9)
     wait_for(lambda: len(scene.arrived()) > 50, what="they deliver")
     first.kill()
     killed_at = now_ms()
-    again = scene.dispatcher("two")
+    go.touch()
     wait_for(lambda: again.lanes() == first.lanes(), what="it has its lane again", interval=0.02)
     assert now_ms() - killed_at < 8_000, "as long as the others would have needed to miss it"
     wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 600, what="all are delivered")
     assert set(scene.arrived().values()) == {1}
 
 
+@pytest.mark.timeout(600)
 def test_a_cluster_that_loses_a_node_loses_no_message_and_delays_few(tmp_path: Path) -> None:
     """D11, D12, E1: leaders move to other nodes, for messages, the group, transactions and the metadata."""
     with private_cluster(tmp_path) as cluster:
@@ -169,13 +176,14 @@ def test_a_cluster_that_loses_a_node_loses_no_message_and_delays_few(tmp_path: P
             scene.schedule(1_000, first=1, last=25)
             wait_for(scene.arrived, what="they deliver")
             cluster.kill(1)
-            scene.schedule(200, first=1, last=10)
             so_far = len(scene.arrived())
+            scene.schedule(200, first=1, last=10)
             wait_for(lambda: len(scene.arrived()) > so_far, what="they deliver without the node")
             wait_for(lambda: len(scene.arrived()) == 1_200, what="all are delivered")
-            assert set(scene.arrived()) == set(scene.scheduled)
-            assert set(scene.arrived().values()) == {1}
             for each in dispatchers:
                 assert each.stop(), each.last_words()
+            arrived = scene.arrived()
+            assert set(arrived) == set(scene.scheduled)
+            assert set(arrived.values()) == {1}
         finally:
             scene.close()
