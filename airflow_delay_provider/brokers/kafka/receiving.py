@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,6 @@ class _Subscription:
         self._consumer.subscribe([channel], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def hand_out(self, limit: int) -> list[Delivery]:
-        self._save()
         self._fetch(limit)
         deliveries = list[Delivery]()
         while self._waiting and len(deliveries) < limit:
@@ -164,7 +164,6 @@ class _Subscription:
         return deliveries
 
     def peek(self, limit: int) -> list[Message]:
-        self._save()
         self._fetch(limit)
         return [_read(record).message for record, _ in zip(self._waiting, range(limit), strict=False)]
 
@@ -198,6 +197,9 @@ class _Subscription:
 
     def _fetch(self, limit: int) -> None:
         """Read until there are so many messages, or all that are there."""
+        # Where the partitions go to others in this moment, what is settled and not committed comes to them again.
+        with suppress(KafkaException):
+            self._save()
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._is_member:
             self._poll(0.1)
