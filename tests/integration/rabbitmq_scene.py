@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 from uuid import uuid4
 
 import pika
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
+from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.testing.clock import SettableClock
 from tests.rabbits import config_of
 from tests.servers import component
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 #: What a busy machine may add to a delay; far less than what a message would wait behind another one.
-ON_TIME = timedelta(seconds=4)
+ON_TIME = timedelta(seconds=30)
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.03)
 
@@ -75,6 +78,11 @@ class Scene:
         options.setdefault("payload", uuid4().bytes)
         return Message(channel=channel, deliver_at=datetime.now(UTC) + timedelta(seconds=after), **options)
 
+    def schedule_in_time(self, messages: Sequence[Message], *, now: datetime) -> None:
+        """Schedule with the delays that the messages have at ``now``, however long that takes."""
+        with RabbitMQBroker(self.broker.config, clock=SettableClock(now)) as broker:
+            broker.schedule(messages)
+
     def messages(self, channel: str, count: int, *, after: float) -> list[Message]:
         return [self.message(channel, after=after) for _ in range(count)]
 
@@ -93,6 +101,12 @@ class Scene:
         assert [each.message.id for each in arrivals if each.lateness < timedelta(0)] == []
         return arrivals
 
+    def count(self, queue: str) -> int:
+        """How many messages a queue could hand out now."""
+        with self.amqp() as amqp:
+            found: int = amqp.queue_declare(queue, passive=True).method.message_count
+            return found
+
     def waiting(self) -> Counter[str]:
         """How many messages rest in each queue of the ladder that has any."""
         with self.amqp() as amqp:
@@ -104,12 +118,34 @@ class Scene:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What happens inside publishes nothing: the journal and the ladder are as before."""
-        waiting, position = self.waiting(), self.broker.journal_end()
-        recorded = [entry.message_id for entry in self.broker.read_journal(after=position)]
+        """What happens inside publishes nothing: the journal tells of nothing that entered, the ladder is as before."""
+        waiting, entered = self.waiting(), self.entered()
         yield
-        assert [entry.message_id for entry in self.broker.read_journal(after=position)] == recorded
+        assert self.entered() - entered == Counter()
         assert self.waiting() == waiting
+
+    def entered(self) -> Counter[str]:
+        """How often each message was published so far; that it left the ladder may be told at any later time."""
+        mark = self.message(self._marks, after=0, id=f"mark-{uuid4()}")
+        self.broker.send([mark])
+        entries: list[JournalEntry] = []
+
+        def told_up_to_the_mark() -> bool:
+            position = entries[-1].position if entries else FROM_THE_START
+            entries.extend(self.broker.read_journal(after=position))
+            return any(entry.message_id == mark.id for entry in entries)
+
+        wait_for(told_up_to_the_mark, what="the journal tells of what was published last", interval=0.01)
+        found: Counter[str] = Counter()
+        for entry in entries:
+            name = entry.message_id
+            if not name.startswith("mark-") and not (entry.change is Change.DISPATCHED and name in found):
+                found[name] += 1
+        return found
+
+    @cached_property
+    def _marks(self) -> str:
+        return self.queue()
 
 
 def ids_of(messages: Iterable[Message | Arrival]) -> list[str]:

@@ -21,7 +21,9 @@ from pika.exceptions import (
     StreamLostError,
 )
 
+from airflow_delay_provider.brokers.rabbitmq import declaring
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
 from airflow_delay_provider.brokers.rabbitmq.publishing import WINDOW
 from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
@@ -259,12 +261,39 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
     message = quorum.message(channel, after=0.1)
     quorum.broker.schedule([message])
     command = [sys.executable, "-m", "tests.integration.crashing_consumer", quorum.url, channel]
-    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     arrivals = quorum.collect(channel, 2)
     assert [arrival.message.id for arrival in arrivals] == [message.id, message.id]
     # Once handed out again because nobody acknowledged it, once as it was put back.
     assert sorted(arrival.message.handled_count for arrival in arrivals) == [0, 1]
     assert quorum.broker.receive(channel) == []
+
+
+def test_a_look_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
+    quorum: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    """C11: fewer messages are there than the queue has just said."""
+    channel = quorum.queue()
+    message = quorum.message(channel, after=0)
+    quorum.broker.send([message])
+    session = quorum.broker._link.session()
+    wait_for(lambda: quorum.count(channel), what="the message")
+    with monkeypatch.context() as patched:
+        patched.setattr(declaring, "message_count", lambda *_: 3)
+        assert quorum.broker.peek(channel, limit=3) == [message]
+    assert quorum.broker._link.session() is session
+    assert ids_of(quorum.collect(channel, 1)) == [message.id]
+
+
+def test_a_consumer_whose_queue_is_deleted_ends_at_once(quorum: Scene):
+    """C11, C14: the broker has ended it, and answers no more when it is ended."""
+    with quorum.open(confirm_timeout=5) as broker:
+        consumption = Consumption(broker._link.session(), quorum.queue())
+        tag = consumption.begin(prefetch=1)
+        with quorum.amqp() as amqp:
+            amqp.queue_delete(consumption.queue)
+        wait_for(lambda: not consumption.is_open, what="the consumer is told")
+        consumption.end(tag)
 
 
 # -- destinations that vanish --------------------------------------------------------------------------------------

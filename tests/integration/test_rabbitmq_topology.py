@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from airflow_delay_provider.brokers.rabbitmq import link
 from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL, UNROUTABLE
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError
-from tests.integration.rabbitmq_scene import Scene, ids_of, wait_for
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, UnknownChannelError
+from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
 from tests.rabbits import fresh_vhost, manage, require_management
 
 
@@ -66,6 +66,7 @@ def test_verify_finds_queues_with_other_arguments_and_what_had_no_route(scene: S
     with scene.amqp() as amqp:
         amqp.queue_delete(rung)
         amqp.queue_declare(rung, durable=True, arguments={"x-queue-type": "quorum", "x-message-ttl": 5})
+        amqp.confirm_delivery()
         amqp.basic_publish("", UNROUTABLE, b"lost its way")
     found = problems(scene)
     assert any(f"queue {rung} has other arguments" in problem for problem in found)
@@ -147,11 +148,12 @@ def test_ladders_of_other_ticks_and_types_stand_side_by_side(url: str):
         one.broker.schedule([more])
         [arrival] = one.collect(channel, 1)
         assert arrival.message.id == more.id
-        assert arrival.lateness < timedelta(seconds=4)
+        assert arrival.lateness < ON_TIME
 
 
-def test_a_ladder_that_was_deleted_under_a_client_is_created_again(scene: Scene):
+def test_a_ladder_that_was_deleted_under_a_client_is_created_again(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """C12: the call that finds it gone names the ids; the next one works, and its messages find their channel."""
+    monkeypatch.setattr(link, "TRUST_CHANNEL_SECONDS", 3600)
     channel = scene.queue()
     with scene.open() as broker:
         broker.schedule([scene.message(channel, after=0)])
@@ -163,3 +165,17 @@ def test_a_ladder_that_was_deleted_under_a_client_is_created_again(scene: Scene)
         again = scene.message(channel, after=0)
         broker.schedule([again])
         assert again.id in {arrival.message.id for arrival in scene.collect(channel, 2)}
+
+
+def test_a_ladder_that_was_deleted_is_not_taken_for_a_missing_channel(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """C12: a dispatcher would give its messages up."""
+    monkeypatch.setattr(link, "TRUST_CHANNEL_SECONDS", 0)
+    channel = scene.queue()
+    with scene.open() as broker:
+        broker.check_channels([channel])
+        scene.broker.delete_topology()
+        message = scene.message(channel, after=0.1)
+        broker.schedule([message])
+        assert ids_of(scene.collect(channel, 1)) == [message.id]
+        with pytest.raises(UnknownChannelError, match="queue 'nowhere' does not exist"):
+            broker.check_channels(["nowhere"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pika.exceptions import AMQPError
 
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
+from airflow_delay_provider.brokers.rabbitmq.session import answer
 
 if TYPE_CHECKING:
     from pika import BasicProperties, spec
@@ -51,17 +53,27 @@ class Consumption:
         """Let the broker push up to ``prefetch`` unsettled messages and return the consumer's tag."""
         try:
             self.channel.ask("basic_qos", prefetch_count=prefetch)
-            answer = self.channel.ask(
+            begun = self.channel.ask(
                 "basic_consume", queue=self.queue, on_message_callback=self._on_message, arguments=arguments
             )
         except AMQPError as error:
             raise translate(error, self._session.config) from error
-        tag: str = answer.method.consumer_tag
+        tag: str = begun.method.consumer_tag
         return tag
 
     def end(self, consumer_tag: str) -> None:
-        """Let the broker push no more; what has arrived stays."""
-        self.channel.ask("basic_cancel", consumer_tag=consumer_tag)
+        """Let the broker push no more; what has arrived stays. One that the broker has ended is not ended again."""
+
+        def begin(future: Future[None]) -> None:
+            if consumer_tag in self.channel.raw.consumer_tags:
+                self.channel.raw.basic_cancel(consumer_tag, callback=lambda _frame: answer(future, None))
+            else:
+                answer(future, None)
+
+        try:
+            self.channel.wait_for(begin)
+        except AMQPError as error:
+            raise translate(error, self._session.config) from error
 
     def take(self, limit: int, *, wait: float = 0.0) -> list[Pushed]:
         """Return up to ``limit`` messages; when there is none, wait that many seconds for the first."""

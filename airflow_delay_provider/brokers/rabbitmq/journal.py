@@ -24,6 +24,8 @@ ACK_EVERY = 500
 #: How long the broker may take to push what is there; more may follow within the second time.
 FIRST_SECONDS = 0.5
 NEXT_SECONDS = 0.03
+#: How long a busy broker may take for records that are there for sure, unless the journal was made anew.
+SURE_SECONDS = 5.0
 ONE_SECOND = timedelta(seconds=1)
 
 #: Offset in the stream, and which of the entries that stand for one record.
@@ -110,7 +112,8 @@ class JournalReader:
         session = self._open_session()
         consumption = _attach(session, prefetch=PREFETCH if at_least >= 0 else 1, offset="last")
         try:
-            pushed = consumption.take(1, wait=FIRST_SECONDS)
+            # A journal gets its first record with its creation, so it is not taken to be empty before time.
+            pushed = consumption.take(1, wait=SURE_SECONDS)
             if not pushed:
                 consumption.channel.tell("basic_publish", exchange=JOURNAL, routing_key="", body=b"")
                 pushed = consumption.take(1, wait=session.config.connect_seconds)
@@ -118,7 +121,7 @@ class JournalReader:
                 raise translate(consumption.channel.closed, session.config)
             if not pushed:
                 raise BrokerError(f"{session.config.name}: the journal {JOURNAL} does not answer; is the stream well?")
-            while _offset(pushed[-1]) < at_least and (more := consumption.take(PREFETCH, wait=NEXT_SECONDS)):
+            while _offset(pushed[-1]) < at_least and (more := consumption.take(PREFETCH, wait=SURE_SECONDS)):
                 consumption.ack(more[-1].tag, multiple=True)
                 pushed = more
             return _offset(pushed[-1])

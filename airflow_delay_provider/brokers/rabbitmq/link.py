@@ -15,7 +15,7 @@ from airflow_delay_provider.brokers.rabbitmq.publishing import Publisher
 from airflow_delay_provider.brokers.rabbitmq.receiving import Receiver
 from airflow_delay_provider.brokers.rabbitmq.session import Session
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import BrokerError, UnknownChannelError
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,14 @@ class Link:
         """Make sure that the ladder leads to a channel; one that was found is taken to be there for a while."""
         session, now = self.session_with_ladder(), time.monotonic()
         if now - self._bound.get(channel, -TRUST_CHANNEL_SECONDS) >= TRUST_CHANNEL_SECONDS:
-            declaring.bind_channel(session, self.config.topology, channel)
+            try:
+                declaring.bind_channel(session, self.config.topology, channel)
+            except UnknownChannelError:
+                if declaring.is_declared(session, self.config.topology):
+                    raise
+                # The ladder is what is missing: it was deleted under this client.
+                self.forget_ladder()
+                declaring.bind_channel(self.session_with_ladder(), self.config.topology, channel)
             self._bound[channel] = now
 
     def receiver(self) -> Receiver:

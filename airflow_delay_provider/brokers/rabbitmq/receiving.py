@@ -12,6 +12,7 @@ from pika import spec
 
 from airflow_delay_provider.brokers.rabbitmq import declaring, wire
 from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption, Pushed
+from airflow_delay_provider.brokers.rabbitmq.session import answer
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import LifecycleError
@@ -115,9 +116,10 @@ class Receiver:
 def _get(channel: AmqpChannel, queue: str) -> Pushed | None:
     def begin(future: Future[Pushed | None]) -> None:
         def on_message(_channel: Any, method: spec.Basic.GetOk, properties: spec.BasicProperties, body: bytes) -> None:
-            future.set_result(Pushed(method.delivery_tag, method.exchange, properties, body))
+            answer(future, Pushed(method.delivery_tag, method.exchange, properties, body))
 
-        channel.raw.add_callback(lambda _frame: future.set_result(None), [spec.Basic.GetEmpty], one_shot=True)
+        # An empty queue answers to all that were asked before, too.
+        channel.raw.add_callback(lambda _frame: answer(future, None), [spec.Basic.GetEmpty], one_shot=True)
         channel.raw.basic_get(queue, on_message)
 
     return channel.wait_for(begin)

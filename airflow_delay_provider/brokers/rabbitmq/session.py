@@ -39,7 +39,7 @@ class Session:
         self._waiting: set[Future[Any]] = {self._opened}
         self._connection = pika.SelectConnection(
             parameters,
-            on_open_callback=lambda _connection: _answer(self._opened, None),
+            on_open_callback=lambda _connection: answer(self._opened, None),
             on_open_error_callback=lambda _connection, error: self._end(error),
             on_close_callback=lambda _connection, error: self._end(error),
         )
@@ -170,7 +170,7 @@ class AmqpChannel:
     def ask(self, method: str, **arguments: Any) -> Any:
         """Make one call of the library and return the broker's answer to it."""
         return self.wait_for(
-            lambda future: getattr(self.raw, method)(**arguments, callback=lambda answer: _answer(future, answer))
+            lambda future: getattr(self.raw, method)(**arguments, callback=lambda found: answer(future, found))
         )
 
     def tell(self, method: str, **arguments: Any) -> None:
@@ -201,9 +201,9 @@ class AmqpChannel:
 
         def begin(future: Future[None]) -> None:
             if self.closed is not None:
-                _answer(future, None)
+                answer(future, None)
                 return
-            self.on_closed.append(lambda _reason: _answer(future, None))
+            self.on_closed.append(lambda _reason: answer(future, None))
             self.raw.close()
 
         if self.session.is_open:
@@ -219,10 +219,11 @@ class AmqpChannel:
 
 
 def _begin_channel(connection: pika.SelectConnection, future: Future[Channel]) -> None:
-    connection.channel(on_open_callback=lambda channel: _answer(future, channel))
+    connection.channel(on_open_callback=lambda channel: answer(future, channel))
 
 
-def _answer(future: Future[ResultT], value: ResultT) -> None:
+def answer(future: Future[ResultT], value: ResultT) -> None:
+    """Answer one who may have an answer already."""
     with suppress(InvalidStateError):
         future.set_result(value)
 
