@@ -97,7 +97,10 @@ class RetryDesk(BrokerThread):
                 self.call_on_loop(_refuse, shown, error)
             return
         now = broker.clock.now()
-        extended = {shown: _extend(shown.ticket, answer) for shown, answer in asked.items() if answer.at > now}
+        # A cluster that is down is down also when the next look has become due meanwhile.
+        extended = {
+            shown: _extend(shown.ticket, answer) for shown, answer in asked.items() if answer.down or answer.at > now
+        }
         since = broker.outcomes_begin()
         if extended:
             broker.schedule([ticket.as_message(place.channel) for ticket in extended.values()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from typing import Self
 
 import pytest
@@ -17,10 +16,8 @@ class MasterPort:
 
     def __init__(self) -> None:
         self.port = free_port()
-        #: Connections that were accepted.
-        self.looks = 0
+        self._counted = 0
         self._server: socket.socket | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
@@ -30,24 +27,25 @@ class MasterPort:
         connection = {"conn_type": "spark", "host": self.name, "extra": extra}
         monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
 
+    @property
+    def looks(self) -> int:
+        """Connections that were made: the kernel keeps them until they are counted here."""
+        while self._server is not None:
+            try:
+                connection, _ = self._server.accept()
+            except BlockingIOError:
+                break
+            self._counted += 1
+            connection.close()
+        return self._counted
+
     def open(self) -> Self:
         self._server = socket.create_server(("127.0.0.1", self.port), backlog=100)
-        self._thread = threading.Thread(target=self._accept, args=(self._server,))
-        self._thread.start()
+        self._server.setblocking(False)
         return self
 
     def close(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown(socket.SHUT_RDWR)
-            self._thread.join()
+        if self._server is not None:
+            self._counted = self.looks
             self._server.close()
             self._server = None
-
-    def _accept(self, server: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            self.looks += 1
-            connection.close()

@@ -15,6 +15,7 @@ from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.hooks import cluster_gate as gate
 from airflow_delay_provider.ledger.tables import cluster_gate, scheduled_message
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, WaitsFor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
@@ -82,9 +83,20 @@ async def test_a_ticket_of_a_cluster_that_is_down_is_extended_and_confirmed(
     assert extension.ticket.id in [entry.message_id for entry in broker.read_journal(after=extension.since)]
 
 
+async def test_a_ticket_of_a_cluster_that_is_down_does_not_go_when_the_next_look_is_due_by_then(
+    broker: EmbeddedBroker, master: MasterPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LOOKS", Backoff(initial=0 * MS, cap=0 * MS, floor=0 * MS))
+    with RetryDesk.shared("delay_default") as desk:
+        extension: Extension | None = await finish(desk.show(issue(broker), PLACE))
+    assert extension is not None
+    assert extension.ticket.waits_for is WaitsFor.CLUSTER
+
+
 async def test_a_ticket_that_had_its_turn_goes_before_those_that_wait_for_one(
     broker: EmbeddedBroker, master: MasterPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSIONS_PER_SECOND", "0.01")
     monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSION_BURST", "1")
     master.open()
     first, second = issue(broker, map_index=0), issue(broker, map_index=1)
@@ -169,7 +181,10 @@ async def test_tickets_wait_on_while_the_ledger_is_away(
     assert [answer is None for answer in answers] == [up] * 3
 
 
-async def test_all_that_are_served_together_cause_one_look(broker: EmbeddedBroker, master: MasterPort) -> None:
+async def test_all_that_are_served_together_cause_one_look(
+    broker: EmbeddedBroker, master: MasterPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSIONS_PER_SECOND", "0.01")
     master.open()
     tickets = [issue(broker, map_index=number) for number in range(50)]
     with RetryDesk.shared("delay_default") as desk:
