@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
     from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
 
-#: How long a change of topics may take until it is known.
-KNOWN_SECONDS = 30.0
+#: How long a change of all topics of a ladder may take until it is known; a busy cluster needs some seconds for that.
+KNOWN_SECONDS = 60.0
 #: How long a broker may not know yet of a topic that was just created.
 NEW_TOPIC_SECONDS = 1.0
 #: A channel that forgets messages sooner than this could lose one before anybody has read it.
@@ -61,7 +61,7 @@ def create_topics(link: Link, topology: Topology, topics: Iterable[Topic]) -> No
     _for_each(
         link,
         "creating topic",
-        lambda: link.admin().create_topics(new, request_timeout=link.try_seconds),
+        lambda: link.admin().create_topics(new, request_timeout=link.ask_seconds),
         good={KafkaError.TOPIC_ALREADY_EXISTS},
     )
     _wait_until(lambda: {topic.topic for topic in new} <= partition_counts(link).keys(), "the new topics are known")
@@ -94,12 +94,12 @@ def require_permitted(link: Link, topology: Topology) -> None:
 
     def ask() -> dict[str, Any]:
         asked = link.admin().describe_topics(
-            TopicCollection(names), include_authorized_operations=True, request_timeout=link.try_seconds
+            TopicCollection(names), include_authorized_operations=True, request_timeout=link.ask_seconds
         )
         return {name: future.result().authorized_operations for name, future in asked.items()}
 
     try:
-        answers = _ask_of_new(link, ask)
+        answers = _ask_of_new(link, ask, KNOWN_SECONDS)
     except KafkaException as error:
         raise link.failure(error, "looking for the topics of the ladder") from error
     for name, allowed in answers.items():
@@ -135,7 +135,7 @@ def _find_wrong(link: Link, topology: Topology, there: Mapping[str, int]) -> Ite
                 f" topics of a ladder must have the same number: set partitions to {there[name]}, or use another ladder"
             )
     try:
-        settings = settings_of(link, sorted(seen))
+        settings = settings_of(link, sorted(seen), seconds=KNOWN_SECONDS)
     except KafkaException as error:
         if code_of(error) not in DENIED:
             raise link.failure(error, "reading settings") from error
@@ -159,7 +159,7 @@ def delete(link: Link, topology: Topology) -> None:
         _for_each(
             link,
             "deleting topic",
-            lambda: link.admin().delete_topics(names, request_timeout=link.try_seconds),
+            lambda: link.admin().delete_topics(names, request_timeout=link.ask_seconds),
             good=MISSING,
         )
         _wait_until(lambda: not partition_counts(link).keys() & set(names), "the topics are gone")
@@ -244,29 +244,30 @@ def _partition_count(link: Link, topic: str) -> int | None:
     return count
 
 
-def settings_of(link: Link, topics: Iterable[str]) -> dict[str, Mapping[str, str]]:
+def settings_of(link: Link, topics: Iterable[str], *, seconds: float | None = None) -> dict[str, Mapping[str, str]]:
     """Return the settings of topics; raises the library's error where they may not be read."""
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
     if not resources:
         return {}
 
     def ask() -> dict[str, Mapping[str, str]]:
-        answers = link.admin().describe_configs(resources, request_timeout=link.try_seconds)
+        patience = link.try_seconds if seconds is None else link.ask_seconds
+        answers = link.admin().describe_configs(resources, request_timeout=patience)
         return {
             resource.name: {name: entry.value for name, entry in future.result().items()}
             for resource, future in answers.items()
         }
 
-    settings: dict[str, Mapping[str, str]] = _ask_of_new(link, ask)
+    settings: dict[str, Mapping[str, str]] = _ask_of_new(link, ask, seconds)
     return settings
 
 
-def _ask_of_new(link: Link, question: Callable[[], Any]) -> Any:
+def _ask_of_new(link: Link, question: Callable[[], Any], seconds: float | None) -> Any:
     """Ask for topics that one node has told of; the one that is asked now may hear of a new one a moment later."""
     deadline = time.monotonic() + KNOWN_SECONDS
     while True:
         try:
-            return link.ask_again(question)
+            return link.ask_again(question, seconds=seconds)
         except KafkaException as error:
             if code_of(error) not in MISSING or time.monotonic() > deadline:
                 raise

@@ -97,7 +97,9 @@ class KafkaClimber(Climber):
         if consumer is not None:
             # Lanes are given back, and so committed, while the consumer leaves.
             self._link.close_consumer(consumer)
-        self._trimmer.trim(now=True)
+        # A broker that did not even let us end a transaction does not answer this either.
+        if self._outlet is not None and not self._outlet.is_open:
+            self._trimmer.trim(now=True)
         self._give_up()
 
     def _read(self, consumer: Consumer, wait: float) -> None:
