@@ -12,6 +12,7 @@ from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.schedule import Limits
+from airflow_delay_provider.exceptions import BrokerError
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
 from tests.kafkas import create_topic, require_kafka
@@ -51,19 +52,21 @@ def ladder() -> Iterator[KafkaConfig]:
         def climb() -> None:
             with KafkaBroker(config) as own:
                 climber = own.open_climber()
-                try:
-                    while not stop.is_set():
+                while not stop.is_set():
+                    try:
                         climber.run_once()
-                except Exception as error:  # noqa: BLE001 - shown at the end
-                    failed.append(error)
-                finally:
-                    climber.close()
+                    except Exception as error:  # noqa: BLE001 - shown at the end
+                        # As the real one it goes on; a busy machine makes trouble that passes.
+                        if not (isinstance(error, BrokerError) and error.may_pass):
+                            failed.append(error)
+                        stop.wait(0.2)
+                climber.close()
 
         thread = threading.Thread(target=climb)
         thread.start()
         yield config
         stop.set()
-        thread.join(60)
+        thread.join(120)
         broker.delete_topology(even_if_messages_wait=True)
         assert failed == []
 

@@ -21,7 +21,7 @@ from tests.kafkas import connection_of, fresh_topic, require_kafka
 from tests.servers.component import wait_for
 
 CONN_ID = "stream"
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 90
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_messages_are_scheduled_listed_changed_and_consumed(delay: CommandLine, 
     delay.document("cancel", ids[0], *CONN)
     delay.document("reschedule", ids[1], "--after", "1", *CONN)
     delay.document("expedite", ids[2], *CONN)
-    consumed = delay("consume", channel, "--limit", "2", "--timeout", "30", *CONN)
+    consumed = delay("consume", channel, "--limit", "2", "--timeout", "90", *CONN)
     assert consumed.code == 0, consumed.err
     assert {line["message_id"] for line in consumed.lines} == {ids[1], ids[2]}
 
@@ -64,7 +64,7 @@ def test_messages_are_scheduled_listed_changed_and_consumed(delay: CommandLine, 
         return found
 
     expected = {"SCHEDULED": 1, "DISPATCHED": 2, "CANCELLED": 1, "DEAD": 0}
-    wait_for(lambda: counts() == expected, what="all is projected", seconds=30, interval=0.2)
+    wait_for(lambda: counts() == expected, what="all is projected", seconds=90, interval=0.2)
     [waiting] = delay.document("list", "--channel", channel, "--state", "SCHEDULED", *CONN)["messages"]
     assert (waiting["message_id"], waiting["hold"], waiting["destination"]) == (ids[3], "broker", CONN_ID)
     history = delay.document("show", ids[1], *CONN)["history"]
@@ -103,7 +103,7 @@ def ladder(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Topology
     names = [name for name in topics(stream) if name.startswith(topology.prefix)]
     with AdminClient({"bootstrap.servers": stream.bootstrap}) as admin:
         for done in (admin.delete_topics(names) if names else {}).values():
-            done.result(30)
+            done.result(60)
 
 
 def define(monkeypatch: pytest.MonkeyPatch, topology: Topology, **settings: Any) -> None:
@@ -113,7 +113,7 @@ def define(monkeypatch: pytest.MonkeyPatch, topology: Topology, **settings: Any)
 
 def topics(stream: Stream) -> set[str]:
     with AdminClient({"bootstrap.servers": stream.bootstrap}) as admin:
-        return set(admin.list_topics(timeout=30).topics)
+        return set(admin.list_topics(timeout=60).topics)
 
 
 def problems(delay: CommandLine) -> list[str]:
@@ -167,18 +167,18 @@ def test_what_is_missing_or_different_is_a_problem(
     delay.document("topology", "create", *NEW)
     rung, forgetful = ladder.rung(ladder.ladder.holds_ms[0]), ladder.rung(ladder.ladder.holds_ms[-1])
     with AdminClient({"bootstrap.servers": stream.bootstrap}) as admin:
-        admin.delete_topics([rung])[rung].result(30)
+        admin.delete_topics([rung])[rung].result(60)
         change = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, forgetful, incremental_configs=[change])
-        admin.incremental_alter_configs([resource])[resource].result(30)
-        wait_for(lambda: rung not in topics(stream), what="the topic is gone", seconds=30, interval=0.05)
+        admin.incremental_alter_configs([resource])[resource].result(60)
+        wait_for(lambda: rung not in topics(stream), what="the topic is gone", seconds=90, interval=0.05)
         found = problems(delay)
         assert f"topic {rung} is missing; run `airflow delay topology create`" in found
         assert [text for text in found if text.startswith(f"topic {forgetful} has retention.ms=1000 and needs -1")]
         refused = delay("topology", "create", *NEW)
         assert (refused.code, f"topic {forgetful} has retention.ms=1000" in refused.err) == (3, True), refused.err
-        admin.delete_topics([forgetful])[forgetful].result(30)
-        wait_for(lambda: forgetful not in topics(stream), what="the topic is gone", seconds=30, interval=0.05)
+        admin.delete_topics([forgetful])[forgetful].result(60)
+        wait_for(lambda: forgetful not in topics(stream), what="the topic is gone", seconds=90, interval=0.05)
     assert delay("topology", "create", *NEW).code == 0
     assert problems(delay) == []
     define(monkeypatch, ladder, partitions=3)

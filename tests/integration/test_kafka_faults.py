@@ -49,7 +49,10 @@ from tests.kafkas import fresh_topic, private_broker, produce, read_all, require
 from tests.servers import component, process
 from tests.servers.kafka import Kafka
 
-wait_for = partial(component.wait_for, seconds=40, interval=0.03)
+#: Where messages of some seconds rest.
+SHORT_HOLDS_MS = (2_000, 4_000, 6_000, 8_000)
+
+wait_for = partial(component.wait_for, seconds=90, interval=0.03)
 
 
 class Scene:
@@ -57,7 +60,7 @@ class Scene:
 
     def __init__(self, bootstrap: str, **settings: Any) -> None:
         self.bootstrap = bootstrap
-        self.settings = {"ladder": f"faults-{uuid4().hex[:8]}", "partitions": 2, "confirm_timeout": 10, **settings}
+        self.settings = {"ladder": f"faults-{uuid4().hex[:8]}", "partitions": 2, **settings}
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self.broker = self.open()
         self.topology = self.broker.topology
@@ -66,7 +69,10 @@ class Scene:
 
     def open(self, **more: Any) -> KafkaBroker:
         """Return another client of the same ladder."""
-        return KafkaBroker(KafkaConfig.from_settings(self.settings | more, host=self.bootstrap))
+        return KafkaBroker(self.config(**more))
+
+    def config(self, **more: Any) -> KafkaConfig:
+        return KafkaConfig.from_settings(self.settings | more, host=self.bootstrap)
 
     def __enter__(self) -> Self:
         self.broker.create_topology()
@@ -99,13 +105,23 @@ class Scene:
                 yield
             finally:
                 stop.set()
-            running.result(60)
+            running.result(120)
+
+    def wait_for_dispatcher(self) -> None:
+        """Return once it is at work."""
+        channel = self.channel()
+        self.broker.schedule(self.messages(channel, 1, after=0.1))
+        self.arrived(channel, 1)
+
+    def defects(self) -> list[Exception]:
+        """What the dispatcher told of that was no passing trouble with the broker, as a busy machine makes it."""
+        return [each for each in self.failures if not (isinstance(each, BrokerError) and each.may_pass)]
 
     def channel(self, partitions: int = 1, **config: Any) -> str:
         return fresh_topic(self.bootstrap, partitions, message_timestamp_type="LogAppendTime", **config)
 
     def delete_channel(self, channel: str) -> None:
-        self.admin.delete_topics([channel])[channel].result(20)
+        self.admin.delete_topics([channel])[channel].result(60)
 
     def change_settings(self, topic: str, **config: Any) -> None:
         entries = [
@@ -113,13 +129,13 @@ class Scene:
             for name, value in config.items()
         ]
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-        self.admin.incremental_alter_configs([resource])[resource].result(20)
+        self.admin.incremental_alter_configs([resource])[resource].result(60)
         wanted = {name.replace("_", "."): str(value) for name, value in config.items()}
 
         def is_known() -> bool:
             asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
             [answer] = self.admin.describe_configs([asked]).values()
-            have = {name: entry.value for name, entry in answer.result(20).items()}
+            have = {name: entry.value for name, entry in answer.result(60).items()}
             return all(have[name] == value for name, value in wanted.items())
 
         wait_for(is_known, what=f"the settings of {topic} are known")
@@ -131,7 +147,7 @@ class Scene:
     def messages(self, channel: str, count: int, *, after: float) -> list[Message]:
         return [self.message(channel, after=after) for _ in range(count)]
 
-    def arrived(self, channel: str, count: int, *, seconds: float = 40) -> list[Record]:
+    def arrived(self, channel: str, count: int, *, seconds: float = 90) -> list[Record]:
         """Return all records of a channel, once there are so many; none may be early, none may be too many."""
         read_all(self.bootstrap, channel, count, seconds=seconds)
         records = list(read_to_end(self.bootstrap, [channel]))
@@ -150,14 +166,10 @@ class Scene:
 
         return wait_for(found, what="messages among the dead")
 
-    def told(self, message_id: str, *, since: str = FROM_THE_START) -> list[JournalEntry]:
-        """What the journal says of a message."""
+    def told(self, message_id: str, *, since: str = FROM_THE_START, least: int = 0) -> list[JournalEntry]:
+        """What the journal says of a message, once there is so much."""
         with self.open() as reader:
-            entries, position = list[JournalEntry](), since
-            while found := reader.read_journal(after=position):
-                entries += [entry for entry in found if entry.message_id == message_id]
-                position = found[-1].position
-        return entries
+            return journal_of(reader, message_id, since=since, least=least)
 
     def ends(self, *topics: str) -> dict[tuple[str, int], int]:
         return self._offsets(topics, OffsetSpec.latest())
@@ -167,10 +179,25 @@ class Scene:
 
     def _offsets(self, topics: Iterable[str], which: Any) -> dict[tuple[str, int], int]:
         # Asked for all topics, the library looks where each partition is now.
-        known = self.admin.list_topics(timeout=10).topics
+        known = self.admin.list_topics(timeout=60).topics
         question = {TopicPartition(topic, number): which for topic in topics for number in known[topic].partitions}
-        answers = self.admin.list_offsets(question, request_timeout=10)
+        answers = self.admin.list_offsets(question, request_timeout=60)
         return {(each.topic, each.partition): future.result().offset for each, future in answers.items()}
+
+
+def journal_of(reader: KafkaBroker, message_id: str, *, since: str, least: int) -> list[JournalEntry]:
+    """What a client reads of a message; where nothing comes, something may still be on its way."""
+    entries, position = list[JournalEntry](), since
+
+    def is_read() -> bool:
+        nonlocal position
+        while found := reader.read_journal(after=position):
+            entries.extend(entry for entry in found if entry.message_id == message_id)
+            position = found[-1].position
+        return len(entries) >= least
+
+    wait_for(is_read, what=f"the journal tells of {message_id}")
+    return entries
 
 
 def headers_of(record: Record) -> dict[str, str]:
@@ -210,11 +237,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 def quiet(own: Kafka) -> Iterator[tuple[Scene, str]]:
     """A ladder and a channel through which messages have passed, and a group that nobody is in since then."""
     with Scene(own.bootstrap) as scene, scene.dispatching():
-        first, channel = scene.channel(), scene.channel()
-        # Once the dispatcher is at work, all of the others rest in a rung.
-        scene.broker.schedule(scene.messages(first, 1, after=0.1))
-        scene.arrived(first, 1)
-        scene.broker.schedule(scene.messages(channel, 20, after=6))
+        channel = scene.channel()
+        # Once the dispatcher is at work, all of them rest in a rung.
+        scene.wait_for_dispatcher()
+        scene.broker.schedule(scene.messages(channel, 20, after=10))
         scene.arrived(channel, 20)
         with Consumer({"bootstrap.servers": own.bootstrap, "group.id": idle_group_of(scene)}) as idle:
             idle.commit(offsets=[TopicPartition(channel, 0, 0)], asynchronous=False)
@@ -240,16 +266,38 @@ def test_an_unreachable_broker_names_all_messages_as_unconfirmed_in_bounded_time
     assert refused.value.unconfirmed == tuple(message.id for message in messages)
 
 
+class HaltingBroker(KafkaBroker):
+    """Comes to one message of a batch and goes on when it is told to."""
+
+    def __init__(self, config: KafkaConfig, *, at: Message) -> None:
+        super().__init__(config)
+        self.has_come, self.may_go_on = threading.Event(), threading.Event()
+        self._at = at
+
+    def _held(self, message: Message, *arguments: Any, **options: Any) -> Any:
+        if message is self._at:
+            self.has_come.set()
+            self.may_go_on.wait()
+        return super()._held(message, *arguments, **options)
+
+
 def test_a_broker_killed_in_mid_batch_leaves_no_message_unnamed(own: Kafka, quiet: tuple[Scene, str]) -> None:
     """D11, E1"""
-    with Scene(own.bootstrap, confirm_timeout=2) as scene:
+    with Scene(own.bootstrap) as scene:
         channel = scene.channel()
         messages = scene.messages(channel, 60_000, after=20)
         scene.broker.schedule(messages[:1])
-        with ThreadPoolExecutor(1) as pool:
-            scheduling = pool.submit(scene.broker.schedule, messages[1:])
-            wait_for(lambda: sum(scene.ends(scene.topology.inbox).values()) > 1, what="some are written", interval=0)
-            own.kill()
+        with (
+            HaltingBroker(scene.config(confirm_timeout=2), at=messages[30_000]) as client,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            scheduling = pool.submit(client.schedule, messages[1:])
+            try:
+                wait_for(client.has_come.is_set, what="half of them are on their way")
+                wait_for(lambda: sum(scene.ends(scene.topology.inbox).values()) > 1, what="some are written")
+                own.kill()
+            finally:
+                client.may_go_on.set()
             started = time.monotonic()
             with pytest.raises(BrokerError) as lost:
                 scheduling.result()
@@ -267,7 +315,7 @@ def test_a_broker_killed_in_mid_batch_leaves_no_message_unnamed(own: Kafka, quie
                 arrived.update(id_of(record) for record in read_to_end(own.bootstrap, [channel]))
                 return len(arrived) >= len(messages)
 
-            wait_for(all_arrived, what="every id arrives", seconds=90, interval=1)
+            wait_for(all_arrived, what="every id arrives", seconds=150, interval=1)
         assert set(arrived) == {message.id for message in messages}
         assert {name for name, count in arrived.items() if count > 1} <= unconfirmed
 
@@ -311,10 +359,11 @@ def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(climbe
     # The dispatcher has just written to it, so it is believed to be there.
     climbed.broker.schedule([climbed.message(gone, after=0.1)])
     climbed.arrived(gone, 1)
-    orphans = [climbed.message(gone, after=6 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
-    others = [climbed.message(kept, after=6 + 0.01 * n) for n in range(20)]
-    climbed.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
     climbed.delete_channel(gone)
+    # The client believes so too, for a while.
+    orphans = [climbed.message(gone, after=1 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
+    others = [climbed.message(kept, after=1 + 0.01 * n) for n in range(20)]
+    climbed.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
     assert ids_of(climbed.arrived(kept, 20)) == ids_of(others)
     dead = climbed.dead(message.id for message in orphans)
     for message in orphans:
@@ -324,7 +373,7 @@ def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(climbe
         told = headers_of(record)
         assert (told["n"], told["delay-channel"], told["delay-change"]) == (message.headers["n"], gone, "dead_lettered")
         assert "Unknown topic or partition" in told["delay-reason"]
-    [scheduled, buried] = climbed.told(orphans[0].id)
+    [scheduled, buried] = climbed.told(orphans[0].id, least=2)
     assert (scheduled.change, buried.change) == (Change.SCHEDULED, Change.DEAD_LETTERED)
     assert buried.reason is not None
     assert "Unknown topic or partition" in buried.reason
@@ -342,16 +391,18 @@ def test_a_payload_that_the_topic_does_not_take_is_refused_before_it_waits(scene
 def test_a_message_that_has_become_too_large_is_kept_apart_and_its_neighbours_arrive_once(climbed: Scene) -> None:
     """E11, E12: what was undone meanwhile is never seen by readers of committed records."""
     channel, other = climbed.channel(), climbed.channel()
-    large = [climbed.message(channel, after=6 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
-    small = [climbed.message(channel, after=5.9 + 0.05 * n) for n in range(10)]
-    others = [climbed.message(other, after=5.9 + 0.05 * n) for n in range(10)]
-    climbed.broker.schedule([*large, *small, *others])
+    # The client believes for a while what it has heard of the channel here.
+    climbed.broker.check_channels([channel])
     climbed.change_settings(channel, max_message_bytes=10_000)
+    large = [climbed.message(channel, after=1 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
+    small = [climbed.message(channel, after=0.9 + 0.05 * n) for n in range(10)]
+    others = [climbed.message(other, after=0.9 + 0.05 * n) for n in range(10)]
+    climbed.broker.schedule([*large, *small, *others])
     dead = climbed.dead(message.id for message in large)
     assert all("too large" in headers_of(dead[message.id])["delay-reason"] for message in large)
     assert ids_of(climbed.arrived(channel, 10)) == ids_of(small)
     assert ids_of(climbed.arrived(other, 10)) == ids_of(others)
-    assert [entry.change for entry in climbed.told(large[0].id)] == [Change.SCHEDULED, Change.DEAD_LETTERED]
+    assert [entry.change for entry in climbed.told(large[0].id, least=2)] == [Change.SCHEDULED, Change.DEAD_LETTERED]
 
 
 def test_a_topic_that_forgets_soon_is_refused(scene: Scene) -> None:
@@ -423,7 +474,7 @@ def test_anybody_who_can_write_to_kafka_can_schedule(climbed: Scene, when: str, 
     assert id_of(record) == (name if with_id else f"{climbed.topology.inbox}-{written.partition()}-{written.offset()}")
     if when == "after":
         # The broker's clock says when it was written.
-        [written] = [each for each in climbed.told(id_of(record)) if each.change is Change.SCHEDULED]
+        [written] = [each for each in climbed.told(id_of(record), least=2) if each.change is Change.SCHEDULED]
         assert int(told["delay-deliver-at"]) == ceil_ms(written.at) + 2500
     else:
         assert int(told["delay-deliver-at"]) == due_ms
@@ -442,7 +493,7 @@ def test_a_shell_can_schedule_with_kcat(climbed: Scene) -> None:
     headers = {"delay-channel": channel, "delay-deliver-after-ms": "1000", "delay-id": name}
     options = [option for header in headers.items() for option in ("-H", "=".join(header))]
     command = [program, "-P", "-b", climbed.bootstrap, "-t", climbed.topology.inbox, *options]
-    subprocess.run(command, input=b"hello", timeout=30, check=True)
+    subprocess.run(command, input=b"hello", timeout=90, check=True)
     [record] = climbed.arrived(channel, 1)
     assert (id_of(record), record.value()) == (name, b"hello")
 
@@ -497,7 +548,7 @@ def test_a_record_that_is_small_only_while_it_is_compressed_stops_nobody(scene: 
             lambda: set(ids_of(others)) <= {id_of(each) for each in read_to_end(scene.bootstrap, [channel])},
             what="the others arrive",
         )
-    assert scene.failures == []
+    assert scene.defects() == []
 
 
 def test_records_of_a_transaction_that_was_aborted_were_never_scheduled(climbed: Scene) -> None:
@@ -557,14 +608,15 @@ def test_the_broker_refuses_the_progress_of_one_who_has_lost_its_lanes(scene: Sc
 def test_records_that_messages_have_left_are_removed(scene: Scene) -> None:
     """D18: the ladder keeps what waits, and no more."""
     channel = scene.channel()
-    passing, waiting = scene.messages(channel, 200, after=6), scene.messages(channel, 1, after=3600)
     with scene.dispatching():
+        scene.wait_for_dispatcher()
+        passing, waiting = scene.messages(channel, 200, after=8), scene.messages(channel, 1, after=3600)
         scene.broker.schedule([*passing, *waiting])
         scene.arrived(channel, 200)
-    inbox, rungs = scene.topology.inbox, [scene.topology.rung(hold_ms) for hold_ms in (2_000, 4_000)]
-    assert scene.starts(inbox) == scene.ends(inbox)
+    inbox, rungs = scene.topology.inbox, [scene.topology.rung(hold_ms) for hold_ms in SHORT_HOLDS_MS]
+    wait_for(lambda: scene.starts(inbox) == scene.ends(inbox), what="what was done is removed")
     assert sum(scene.starts(*rungs).values()) > 150
-    assert scene.failures == []
+    assert scene.defects() == []
     with scene.dispatching():
         scene.broker.cancel([waiting[0].id])
 
@@ -575,17 +627,16 @@ def test_a_dispatcher_is_ready_in_seconds_however_many_messages_wait(scene: Scen
     for _ in range(4):
         scene.broker.schedule(scene.messages(channel, count // 4, after=7 * 86_400))
     given = {"bootstrap": scene.bootstrap, "settings": scene.settings}
-    first = Dispatcher(given, tmp_path, None)
+    first = Dispatcher(given, tmp_path)
     rungs = [scene.topology.rung(hold) for hold in scene.topology.ladder.holds_ms]
     try:
-        wait_for(lambda: sum(scene.ends(*rungs).values()) >= count, what="all wait in rungs", seconds=60, interval=0.5)
+        wait_for(lambda: sum(scene.ends(*rungs).values()) >= count, what="all wait in rungs", seconds=120, interval=0.5)
         assert first.stop()
         before = scene.ends(*rungs)
-        again = Dispatcher(given, tmp_path, None)
+        again = Dispatcher(given, tmp_path)
         try:
-            started = time.monotonic()
             wait_for(lambda: again.lanes() == (0, 1), what="it serves")
-            assert time.monotonic() - started < 15, "on a busy machine; a quiet one needs two"
+            assert again.cpu_seconds() < 10, "a quiet machine needs two"
             message = scene.message(channel, after=1)
             scene.broker.schedule([message])
             assert ids_of(scene.arrived(channel, 1)) == [message.id]
@@ -601,7 +652,7 @@ def test_a_dispatcher_is_ready_in_seconds_however_many_messages_wait(scene: Scen
 
 def members_of(scene: Scene) -> int:
     group = scene.topology.dispatch_group
-    return len(scene.admin.describe_consumer_groups([group])[group].result(20).members)
+    return len(scene.admin.describe_consumer_groups([group])[group].result(60).members)
 
 
 # -- consumers -----------------------------------------------------------------------------------------------------
@@ -624,14 +675,15 @@ class Taker:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(120)
 
     def _run(self) -> None:
         with self._scene.open() as broker:
             while not self._stop.is_set():
-                deliveries = broker.receive(self._channel, limit=10)
-                # Handed to another meanwhile: that one settles them.
-                with suppress(LifecycleError):
+                # A group that has just lost a member may take its time. What is handed to another meanwhile, that one
+                # settles.
+                with suppress(BrokerError, LifecycleError):
+                    deliveries = broker.receive(self._channel, limit=10)
                     broker.ack(deliveries)
                     self.taken += [delivery.message.id for delivery in deliveries]
                 self.looks += 1
@@ -644,7 +696,7 @@ def test_consumers_share_the_partitions_of_a_topic_and_get_each_message_once(sce
     with Taker(scene, channel) as one, Taker(scene, channel) as two:
 
         def have_shared() -> bool:
-            members = scene.admin.describe_consumer_groups([group])[group].result(20).members
+            members = scene.admin.describe_consumer_groups([group])[group].result(60).members
             return [len(member.assignment.topic_partitions) for member in members] == [2, 2]
 
         wait_for(have_shared, what="they share the partitions", interval=0.2)
@@ -678,7 +730,7 @@ def test_messages_of_a_consumer_that_was_killed_come_to_another_and_those_it_set
     messages = scene.messages(channel, 12, after=0)
     scene.broker.send(messages)
     arguments = [scene.bootstrap, json.dumps(scene.settings), channel]
-    assert subprocess.run([sys.executable, "-c", CRASHING, *arguments], timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", CRASHING, *arguments], timeout=120).returncode == -signal.SIGKILL
     with Taker(scene, channel) as other:
         wait_for(lambda: len(other.taken) >= 7, what="the rest")
     in_order = [id_of(record) for record in read_to_end(scene.bootstrap, [channel])]
@@ -691,20 +743,20 @@ def test_messages_of_a_consumer_that_was_killed_come_to_another_and_those_it_set
 def test_a_quiet_rung_keeps_its_progress_while_a_dispatcher_runs(quiet: tuple[Scene, str]) -> None:
     """D12, D18"""
     scene, passed = quiet
-    rungs = [scene.topology.rung(hold_ms) for hold_ms in (2_000, 4_000)]
+    rungs = [scene.topology.rung(hold_ms) for hold_ms in SHORT_HOLDS_MS]
     places = [TopicPartition(rung, lane) for rung in rungs for lane in range(2)]
     settings = {"bootstrap.servers": scene.bootstrap, "group.id": scene.topology.dispatch_group}
     with Consumer(settings) as reader:
-        before = [each.offset for each in reader.committed(places, 20)]
+        before = [each.offset for each in reader.committed(places, 60)]
         assert sum(max(offset, 0) for offset in before) >= 20
         # Kafka has forgotten everything after a minute in a group that nobody is in.
         with Consumer(settings | {"group.id": idle_group_of(scene)}) as idle:
 
             def is_forgotten() -> bool:
-                return bool(idle.committed([TopicPartition(passed, 0)], 20)[0].offset < 0)
+                return bool(idle.committed([TopicPartition(passed, 0)], 60)[0].offset < 0)
 
-            wait_for(is_forgotten, what="the idle group is forgotten", seconds=100, interval=1)
-        assert [each.offset for each in reader.committed(places, 20)] == before
+            wait_for(is_forgotten, what="the idle group is forgotten", seconds=150, interval=1)
+        assert [each.offset for each in reader.committed(places, 60)] == before
     channel = scene.channel()
     messages = scene.messages(channel, 20, after=3)
     scene.broker.schedule(messages)

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
+from airflow_delay_provider.brokers.kafka import trimming
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.lifecycle import Change
@@ -25,7 +26,7 @@ from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.operators.message import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskRun
 from tests.certificates import Authority
-from tests.integration.test_kafka_faults import Scene, headers_of, id_of, ids_of
+from tests.integration.test_kafka_faults import Scene, headers_of, id_of, ids_of, journal_of
 from tests.kafkas import USERS, grant, secured_broker
 from tests.servers import component, process
 from tests.servers.kafka import Kafka
@@ -37,7 +38,7 @@ LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 #: Nobody joins it: the library looks for the coordinator of its group even where it only reads what it is told to.
 READERS = "airflow-delay.reader"
 
-wait_for = partial(component.wait_for, seconds=40, interval=0.05)
+wait_for = partial(component.wait_for, seconds=90, interval=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(climbed
     with user.client_of(climbed) as client:
         client.schedule([message])
     assert message.id in ids_of(climbed.arrived(channel, 2))
-    assert [entry.change for entry in climbed.told(message.id)] == [Change.DISPATCHED]
+    assert [entry.change for entry in climbed.told(message.id, least=1)] == [Change.DISPATCHED]
 
 
 def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(climbed: Scene, user: User) -> None:
@@ -162,7 +163,7 @@ def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(climbed: Sce
     user.may(GROUP, topology.dispatch_group, DESCRIBE)
     with user.client_of(climbed) as client:
         client.cancel([message.id])
-    assert [entry.change for entry in climbed.told(message.id)] == [Change.SCHEDULED, Change.CANCELLED]
+    assert [entry.change for entry in climbed.told(message.id, least=2)] == [Change.SCHEDULED, Change.CANCELLED]
 
 
 def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(climbed: Scene, user: User) -> None:
@@ -176,8 +177,8 @@ def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(climbed: Scene,
         message = climbed.message(channel, after=3)
         climbed.broker.schedule([message])
         wait_for(lambda: message.id in waiter.find_outcomes([message.id], since=start), what="the outcome")
-        changes = [entry.change for entry in waiter.read_journal(after=start) if entry.message_id == message.id]
-        assert changes == [Change.SCHEDULED, Change.DISPATCHED]
+        entries = journal_of(waiter, message.id, since=start, least=2)
+        assert [entry.change for entry in entries] == [Change.SCHEDULED, Change.DISPATCHED]
         with pytest.raises((BrokerError, UnknownChannelError), match=rf"lacks a permission|has no topic '{channel}'"):
             waiter.schedule([message])
 
@@ -198,7 +199,7 @@ def test_a_dispatcher_needs_the_ladder_its_group_its_transactions_and_to_write_t
         assert "authorization failed" in headers_of(dead)["delay-reason"]
         scene.broker.cancel([kept.id])
     inbox = scene.topology.inbox
-    assert scene.starts(inbox) == scene.ends(inbox), "what was done is removed"
+    wait_for(lambda: scene.starts(inbox) == scene.ends(inbox), what="what was done is removed")
 
 
 @pytest.mark.parametrize("missing", ["topics", "group", "transactional ids"])
@@ -234,8 +235,9 @@ def test_a_dispatcher_that_lacks_a_permission_says_so(scene: Scene, user: User, 
 
 
 def test_a_dispatcher_that_may_not_delete_records_works_and_says_so(
-    scene: Scene, user: User, caplog: pytest.LogCaptureFixture
+    scene: Scene, user: User, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trimming, "INTERVAL_SECONDS", 0.1)
     channel, prefix = scene.channel(), f"{scene.topology.prefix}."
     user.may(TOPIC, prefix, READ, WRITE, pattern=PREFIXED)
     user.may(GROUP, scene.topology.dispatch_group, READ)
@@ -245,7 +247,8 @@ def test_a_dispatcher_that_may_not_delete_records_works_and_says_so(
     scene.broker.schedule([message])
     with user.client_of(scene) as client, climbing(client):
         assert ids_of(scene.arrived(channel, 1)) == [message.id]
-    assert "may not DELETE records, so what messages have left stays on disk; grant it on topics" in caplog.text
+        said = "may not DELETE records, so what messages have left stays on disk; grant it on topics"
+        wait_for(lambda: said in caplog.text, what="the dispatcher says so")
 
 
 def test_a_consumer_needs_to_read_its_channel_and_its_group(climbed: Scene, user: User) -> None:
@@ -345,11 +348,14 @@ def climbing(client: KafkaBroker) -> Iterator[None]:
 
     def climb() -> None:
         climber = client.open_climber()
-        try:
-            while not stop.is_set():
+        while not stop.is_set():
+            try:
                 climber.run_once()
-        except Exception as error:  # noqa: BLE001 - shown at the end
-            failed.append(error)
+            except Exception as error:  # noqa: BLE001 - shown at the end
+                # A busy machine makes passing trouble; what is not permitted does not pass.
+                if not (isinstance(error, BrokerError) and error.may_pass):
+                    failed.append(error)
+                stop.wait(0.2)
         climber.close()
 
     thread = threading.Thread(target=climb)
@@ -358,7 +364,7 @@ def climbing(client: KafkaBroker) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(120)
     assert failed == []
 
 
