@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
 
 #: How long a trigger may take to notice what has happened already.
-_PATIENCE_SECONDS = 10
+_PATIENCE_SECONDS = 30
 
 
 @dataclass(kw_only=True)

@@ -45,6 +45,14 @@ class Crash:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Announced(Dispatcher):
+    """Says when it works."""
+
+    def start(self) -> None:
+        super().start()
+        print(READY, flush=True)
+
+
 class LoggedBroker(EmbeddedBroker):
     """The destination, on the embedded broker of another database."""
 
@@ -143,8 +151,7 @@ def main() -> None:
         rescue_interval=timedelta(milliseconds=200),
         health_port=None,
     )
-    print(READY, flush=True)
-    Dispatcher(ledger, open_broker=lambda _: broker, config=config).run_until_signalled()
+    Announced(ledger, open_broker=lambda _: broker, config=config).run_until_signalled()
 
 
 if __name__ == "__main__":

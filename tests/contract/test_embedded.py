@@ -22,7 +22,8 @@ from tests.contract.journal import Tail
 class EmbeddedHarness(BrokerHarness):
     """The embedded broker on a clock that is set, so no test waits."""
 
-    patience = timedelta(seconds=5)
+    #: The journal of PostgreSQL waits for all transactions on the server, also for those of other tests.
+    patience = timedelta(seconds=60)
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger

@@ -18,7 +18,7 @@ from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.ledger.database import Ledger
 
 AIRFLOW = str(Path(get_path("scripts")) / "airflow")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -82,7 +82,9 @@ def test_a_reader_that_goes_away_loses_no_message(start: Start, broker: Embedded
 def test_the_dispatcher_delivers_until_it_is_told_to_stop(start: Start, broker: EmbeddedBroker) -> None:
     """B23: started, serving and gracefully stopped by `airflow delay dispatcher`."""
     now = broker.clock.now()
-    broker.schedule([compose_message("orders", "x", message_id="m1", deliver_after=0.5, now=now)])
+    broker.schedule([compose_message("orders", "x", message_id="m1", deliver_after=3600, now=now)])
+    broker.expedite(["m1"])
+    assert not broker.peek("orders")
     with start("dispatcher", "--health-port", "0") as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not broker.peek("orders"):

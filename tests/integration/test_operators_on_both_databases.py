@@ -97,7 +97,7 @@ async def test_a_waiting_task_goes_on_when_the_dispatcher_has_dispatched(connect
     waiting = asyncio.create_task(anext(trigger.run()))
     with dispatching(connected):
         await asyncio.to_thread(expedite, trigger.message_ids)
-        event = await asyncio.wait_for(waiting, timeout=30)
+        event = await asyncio.wait_for(waiting, timeout=120)
 
     assert event.payload["counts"] == {"dispatched": 50}
     assert all(outcome["lateness_ms"] >= 0 for outcome in event.payload["outcomes"].values())
@@ -128,7 +128,7 @@ async def test_a_cancelled_message_wakes_the_task_that_waits_for_it(connected: s
     waiting = asyncio.create_task(anext(trigger.run()))
     await asyncio.to_thread(CancelMessageOperator(task_id="c", message_ids=trigger.message_ids).execute, {})
 
-    event = await asyncio.wait_for(waiting, timeout=30)
+    event = await asyncio.wait_for(waiting, timeout=120)
     with pytest.raises(AirflowFailException, match="1 of 1 messages were not dispatched"):
         ScheduleMessageOperator(task_id="remind").execute_complete({}, event.payload)
 
@@ -138,14 +138,14 @@ def test_a_message_is_taken_by_one_of_many_sensors(connected: str) -> None:
     taken: list[str] = []
 
     def sense() -> None:
-        sensor = MessageSensor(task_id="s", channel="invoices", deferrable=False, poke_interval=0.01, timeout=20)
+        sensor = MessageSensor(task_id="s", channel="invoices", deferrable=False, poke_interval=0.01, timeout=120)
         taken.append(sensor.execute({})["id"])
 
     threads = [threading.Thread(target=sense) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert sorted(taken) == sorted(ids)
 
 
@@ -158,14 +158,14 @@ async def test_waiting_tasks_survive_a_database_that_goes_away(
     monkeypatch.setattr(BrokerThread, "outage", quick)
     trigger = deferred(TaskInstance(), payload="x", deliver_after=3600)
     waiting = asyncio.create_task(anext(trigger.run()))
-    await until(lambda: any(thread._has_looked for thread in BrokerThread._running.values()))
+    await until(lambda: any(thread._has_looked for thread in BrokerThread._running.values()), seconds=60)
     (tail,) = BrokerThread._running.values()
 
     with closed_to_all(postgres_url):
-        await until(lambda: tail._failures >= 3)
+        await until(lambda: tail._failures >= 3, seconds=60)
     with dispatching(postgres_url):
         await asyncio.to_thread(expedite, trigger.message_ids)
-        event = await asyncio.wait_for(waiting, timeout=30)
+        event = await asyncio.wait_for(waiting, timeout=120)
 
     assert event.payload["counts"] == {"dispatched": 1}
 

@@ -15,6 +15,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 #: Below those that Linux gives to outgoing connections.
 SERVER_PORTS = range(20_000, 32_000)
+#: Another one may just be installing, and a download may break off.
+APT_PATIENCE = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=5")
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -100,9 +102,9 @@ def apt_install(*packages: str) -> bool:
     print(f"servers: installing {' '.join(packages)} with apt-get", flush=True)
     # Runlevel 1: packages do not start services of their own, which nobody asked for.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", *packages]):
+    for command in (["update"], ["install", "-y", *packages]):
         done = subprocess.run(
-            command,
+            ["apt-get", *APT_PATIENCE, *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -149,7 +149,7 @@ def test_importing_a_module_has_no_effect(module: Path):
 
 
 def in_fresh_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -83,7 +83,8 @@ async def test_a_waiter_learns_of_a_message_that_is_dispatched_while_it_waits(
 
     assert event["counts"] == {"dispatched": 2}
     assert event["outcomes"]["a"]["change"] == "dispatched"
-    assert event["outcomes"]["a"]["lateness_ms"] == pytest.approx(HOUR / 2 / timedelta(milliseconds=1), abs=5000)
+    lateness = timedelta(milliseconds=event["outcomes"]["a"]["lateness_ms"])
+    assert HOUR / 2 <= lateness < HOUR / 2 + timedelta(minutes=1)
 
 
 async def test_a_waiter_that_comes_late_learns_what_happened_before(

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from airflow_delay_provider.brokers.consumer import Consumed, Consumer
+from airflow_delay_provider.cli import consuming
 from tests.unit.cli.commandline import CommandLine
 
 
@@ -191,33 +193,42 @@ def _raise_broken_pipe(*_: object) -> None:
     raise BrokenPipeError(32, "Broken pipe")
 
 
-def after(seconds: float, number: signal.Signals) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
-    timer.start()
-    return timer
-
-
-def test_a_signal_ends_an_idle_consumer(delay: CommandLine) -> None:
+def test_a_signal_ends_an_idle_consumer(delay: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """B23: graceful, code 0."""
-    timer = after(0.5, signal.SIGTERM)
-    result = delay("consume", "orders", "--timeout", "30")
-    timer.join()
+    look = Consumer.run_once
+    looks: list[Consumed] = []
+
+    def look_and_be_told(self: Consumer, **options: Any) -> Consumed:
+        looks.append(look(self, **options))
+        if len(looks) == 2:
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM)).start()
+        return looks[-1]
+
+    monkeypatch.setattr(Consumer, "run_once", look_and_be_told)
+    result = delay("consume", "orders")
     assert (result.code, result.err) == (0, "handled 0, deferred 0, dead-lettered 0\n")
 
 
 def test_a_signal_lets_the_command_finish(one: CommandLine) -> None:
     """B23: the message is settled by how the command ended, Ctrl-C does not reach it."""
-    timer = after(0.3, signal.SIGINT)
-    result = one("consume", "orders", "--exec", "sleep 1", "--timeout", "30")
-    timer.join()
+    result = one("consume", "orders", "--exec", "sh -c 'cat >/dev/null; kill -INT $PPID; sleep 0.5'")
     assert (result.code, result.err) == (0, "handled 1, deferred 0, dead-lettered 0\n")
 
 
-def test_a_second_signal_ends_at_once_and_the_message_comes_again(one: CommandLine) -> None:
-    timers = [after(0.3, signal.SIGINT), after(0.6, signal.SIGINT)]
-    result = one("consume", "orders", "--exec", "sh -c 'sleep 30; true'", "--visibility", "1")
-    for timer in timers:
-        timer.join()
+def test_a_second_signal_ends_at_once_and_the_message_comes_again(
+    one: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TwiceAsked(threading.Event):
+        """Once the first signal is seen, the second one comes."""
+
+        def set(self) -> None:
+            super().set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(consuming, "Event", TwiceAsked)
+    # It has read all when it is surely looked after.
+    command = "sh -c 'cat >/dev/null; kill -INT $PPID; sleep 300; true'"
+    result = one("consume", "orders", "--exec", command, "--visibility", "1")
     assert result.code == 130
     assert state_of(one) == "DISPATCHED"
-    assert len(one("consume", "orders", "--limit", "1", "--timeout", "10").lines) == 1
+    assert len(one("consume", "orders", "--limit", "1", "--timeout", "60").lines) == 1

@@ -205,7 +205,13 @@ def test_a_dispatcher_climbs_what_it_is_told_to_and_closes_it_in_the_thread_that
     dispatcher = Dispatcher(Ledger(sqlite_url), open_broker=open_broker, config=config)
     dispatcher.start()
     try:
-        wait_for(lambda: any(each.runs > 1 for each in opened), what="the ladder is climbed", seconds=20, interval=0.02)
+        wait_for(lambda: any(each.runs > 1 for each in opened), what="the ladder is climbed", seconds=60, interval=0.02)
+        wait_for(
+            lambda: dispatcher.health()["loops"]["climb_ladder:down"]["error"],
+            what="what is down is noticed",
+            seconds=60,
+            interval=0.02,
+        )
         health = dispatcher.health()["loops"]
         metrics = dispatcher.metrics().decode()
     finally:

@@ -222,7 +222,13 @@ def test_a_dispatcher_follows_the_connections_it_is_told_to_and_one_that_is_down
             wait_for(
                 lambda: states(here.ledger) == {State.SCHEDULED: 1, State.DISPATCHED: 2},
                 what="all is dispatched and followed",
-                seconds=20,
+                seconds=60,
+                interval=0.02,
+            )
+            wait_for(
+                lambda: dispatcher.health()["loops"]["project_journal:down"]["error"],
+                what="what is down is noticed",
+                seconds=60,
                 interval=0.02,
             )
             health = dispatcher.health()["loops"]

