@@ -78,7 +78,7 @@ class ConflictContract:
             [harness.message(channel, after=-1, id=message.id, payload=b"new")], on_conflict=OnConflict.REPLACE
         )
         assert receipt.outcome is Outcome.DISPATCHED
-        assert [m.payload for m in harness.broker.peek(channel, limit=2)] == [b"new"]
+        assert [m.payload for m in harness.see(channel, 1, limit=2)] == [b"new"]
 
     @pytest.mark.parametrize("ending", ["dispatched", "cancelled"])
     def test_replace_of_a_message_that_waits_no_longer_is_refused(self, harness: BrokerHarness, ending: str):

@@ -9,6 +9,7 @@ from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import DeferMessage, LifecycleError
 from tests.contract.harness import BrokerHarness, run_together
+from tests.contract.journal import Tail
 
 
 class ConsumingContract:
@@ -40,7 +41,7 @@ class ConsumingContract:
         channel = harness.channel()
         message = self.sent(harness, channel)
         for _ in range(2):
-            harness.wait_until(lambda: len(harness.broker.peek(channel)) == 1, "the message can be seen")
+            assert harness.see(channel, 1, limit=2) == [message]
         [delivery] = harness.receive(channel, 1)
         assert delivery.message == message
 
@@ -66,10 +67,11 @@ class ConsumingContract:
     def test_a_message_released_with_a_delay_comes_again_after_it(self, harness: BrokerHarness):
         channel = harness.channel()
         delivery = self.delivered(harness, channel)
+        is_back = harness.timer(harness.units(2))
         harness.broker.release([delivery], delay=harness.units(2))
-        assert harness.broker.receive(channel) == []
+        harness.assert_nothing_before(is_back, channel)
         harness.pass_time(harness.units(1))
-        assert harness.broker.receive(channel) == []
+        harness.assert_nothing_before(is_back, channel)
         harness.pass_time(harness.units(1))
         [again] = harness.receive(channel, 1)
         assert again.message == delivery.message
@@ -134,9 +136,10 @@ class ConsumingContract:
         """A1, A17, A23, A37, A40"""
         channel = harness.channel()
         delivery = self.delivered(harness, channel, key="k", headers={"a": "b"}, priority=2)
+        is_back = harness.timer(harness.units(2))
         harness.broker.requeue(delivery, harness.units(2))
         harness.pass_time(harness.units(1))
-        assert harness.broker.receive(channel) == []
+        harness.assert_nothing_before(is_back, channel)
         harness.pass_time(harness.units(1))
         [again] = harness.receive(channel, 1)
         assert again.message == delivery.message.requeued(again.message.deliver_at)
@@ -221,8 +224,15 @@ class ConsumingContract:
     def consume(self, harness: BrokerHarness, channel: str, handler: object, **config: object) -> Consumed:
         """Handle one message, waiting for it where the broker needs time."""
         consumer = Consumer(harness.broker, channel, handler, config=ConsumerConfig(**config))  # type: ignore[arg-type]
-        harness.wait_until(lambda: bool(harness.broker.peek(channel)), f"a message in {channel}")
-        return consumer.run_once()
+        consumed = Consumed()
+
+        def did_something() -> bool:
+            nonlocal consumed
+            consumed = consumer.run_once()
+            return consumed.total > 0
+
+        harness.wait_until(did_something, f"a message in {channel}")
+        return consumed
 
     def test_a_handler_that_returns_acknowledges(self, harness: BrokerHarness):
         channel = harness.channel()
@@ -235,21 +245,21 @@ class ConsumingContract:
     def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_nobody(self, harness: BrokerHarness):
         """A1, A2, A17"""
         channel = harness.channel()
-        deferred, other = self.sent(harness, channel), self.sent(harness, channel)
+        deferred, for_long, other = (self.sent(harness, channel) for _ in range(3))
+        delays = {deferred.id: harness.units(3), for_long.id: harness.units(600)}
         handled: list[Message] = []
 
         def handle(message: Message) -> None:
             handled.append(message)
-            if message.id == deferred.id and message.handled_count == 0:
-                raise DeferMessage(harness.units(3).total_seconds(), "the service is down")
+            if message.id in delays and message.handled_count == 0:
+                raise DeferMessage(delays[message.id].total_seconds(), "the service is down")
 
-        harness.wait_until(lambda: len(harness.broker.peek(channel, limit=2)) == 2, "both messages")
-        before = harness.broker.clock.now()
-        consumed = Consumer(harness.broker, channel, handle).run_once()
-        assert harness.broker.clock.now() - before < harness.units(3)
-        assert consumed == Consumed(handled=1, deferred=1)
-        assert {message.id for message in handled} == {deferred.id, other.id}
-        assert harness.broker.receive(channel) == []
+        is_back = harness.timer(harness.units(3))
+        # One that waited for the second message would not come to an end.
+        consumed = Consumer(harness.broker, channel, handle).run(limit=3, timeout=harness.patience)
+        assert consumed == Consumed(handled=1, deferred=2)
+        assert {message.id for message in handled} == {deferred.id, for_long.id, other.id}
+        harness.assert_nothing_before(is_back, channel)
         harness.pass_time(harness.units(3))
         assert self.consume(harness, channel, handle) == Consumed(handled=1)
         assert (handled[-1].id, handled[-1].handled_count) == (deferred.id, 1)
@@ -258,7 +268,7 @@ class ConsumingContract:
         """A23, A24, A25"""
         channel = harness.channel()
         message = self.sent(harness, channel)
-        position = harness.broker.journal_end()
+        tail = Tail(harness.broker)
         counts: list[int] = []
 
         def defer(message: Message) -> None:
@@ -270,7 +280,7 @@ class ConsumingContract:
         assert counts == [0, 1, 2]
         [dead] = harness.dead_letters(channel)
         assert dead.message.id == message.id
-        assert "not yet" in self.dead_letter_reason(harness, position, message)
+        assert "not yet" in self.dead_letter_reason(harness, tail, message)
 
     def test_a_replayed_dead_letter_is_handled_again_from_the_start(self, harness: BrokerHarness):
         """A24, A25"""
@@ -306,13 +316,13 @@ class ConsumingContract:
         """A25"""
         channel = harness.channel()
         message = self.sent(harness, channel)
-        position = harness.broker.journal_end()
+        tail = Tail(harness.broker)
 
         def fail(message: Message) -> None:
             raise KeyError("amount")
 
         assert self.consume(harness, channel, fail) == Consumed(dead_lettered=1)
-        assert self.dead_letter_reason(harness, position, message) == "KeyError: 'amount'"
+        assert self.dead_letter_reason(harness, tail, message) == "KeyError: 'amount'"
         [dead] = harness.dead_letters(channel)
         assert dead.message.id == message.id
 
@@ -354,16 +364,12 @@ class ConsumingContract:
         consumer = Consumer(harness.broker, harness.channel(), lambda _message: None)
         assert consumer.run(timeout=timedelta(0)) == Consumed()
 
-    def dead_letter_reason(self, harness: BrokerHarness, position: str, message: Message) -> str:
+    def dead_letter_reason(self, harness: BrokerHarness, tail: Tail, message: Message) -> str:
         reasons: list[str | None] = []
 
         def recorded() -> bool:
-            entries = harness.broker.read_journal(after=position)
-            reasons[:] = [
-                entry.reason
-                for entry in entries
-                if entry.message_id == message.id and entry.change is Change.DEAD_LETTERED
-            ]
+            tail.read()
+            reasons[:] = [entry.reason for entry in tail.of([message]) if entry.change is Change.DEAD_LETTERED]
             return bool(reasons)
 
         harness.wait_until(recorded, f"the journal tells of the end of {message.id}")

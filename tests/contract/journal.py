@@ -172,7 +172,8 @@ class JournalContract:
         waits, arrives = harness.message(channel, after=600), harness.message(channel, after=1)
         harness.broker.schedule([waits, arrives])
         ids = [waits.id, arrives.id, "no-such-id"]
-        assert harness.broker.find_outcomes(ids, since=since) == {}
+        outcomes = harness.broker.find_outcomes(ids, since=since)
+        assert outcomes == {} or (list(outcomes) == [arrives.id] and harness.broker.clock.now() >= arrives.deliver_at)
         harness.pass_time(harness.units(1))
         harness.ids_in(channel, 1)
         harness.wait_until(lambda: bool(harness.broker.find_outcomes(ids, since=since)), "the outcome is found")

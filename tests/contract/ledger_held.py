@@ -15,7 +15,7 @@ from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
-from airflow_delay_provider.domain.clock import Clock, SystemClock, from_ms
+from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.message import Delivery
 from airflow_delay_provider.domain.schedule import Limits
 from airflow_delay_provider.ledger import delivery
@@ -26,11 +26,11 @@ from tests.contract.harness import BrokerHarness
 
 
 class LedgerHeldHarness(BrokerHarness):
-    """Subclasses say which broker is the target; time is real unless they say otherwise."""
+    """Subclasses say which broker is the target. The wait is the ledger's, whose clock is set: no test waits."""
 
-    def __init__(self, ledger: Ledger, *, clock: Clock | None = None) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.clock = clock or SystemClock()
+        self.clock = SettableClock()
         # Others of this ledger have messages too, and theirs are not for this target.
         self.destination = f"target-{uuid4().hex}"
         super().__init__()
@@ -53,6 +53,21 @@ class LedgerHeldHarness(BrokerHarness):
         while loop.run_once() == 0.0:
             pass
 
+    def pass_time(self, delta: timedelta) -> None:
+        """Move time forward, stopping wherever a message is due, as a dispatcher that keeps up."""
+        end = self.clock.now() + delta
+        self.dispatch()
+        while (due := self._next_due()) is not None and self.clock.now() < due <= end:
+            self.clock.set(due)
+            self.dispatch()
+        self.clock.set(end)
+        self.dispatch()
+
+    def _next_due(self) -> datetime | None:
+        with self.ledger.read() as connection:
+            due_ms = delivery.next_due_ms(connection, destination=self.destination)
+        return None if due_ms is None else from_ms(due_ms)
+
 
 class ForgetfulBroker(EmbeddedBroker):
     """As most brokers, it knows what lies in its channels and nothing of what was acknowledged."""
@@ -66,29 +81,11 @@ class ForgetfulBroker(EmbeddedBroker):
 
 
 class ForgetfulHarness(LedgerHeldHarness):
-    """The target has channels in a database of its own, and the clock of both is set, so no test waits."""
-
-    patience = timedelta(seconds=5)
+    """The target has channels in a database of its own."""
 
     def __init__(self, ledger: Ledger, folder: Path) -> None:
-        self.settable = SettableClock()
         self.target_ledger = Ledger(f"sqlite:///{folder / 'target.db'}")
-        super().__init__(ledger, clock=self.settable)
+        super().__init__(ledger)
 
     def make_target(self, limits: Limits | None) -> ForgetfulBroker:
-        return ForgetfulBroker(self.target_ledger, limits=limits, clock=self.settable)
-
-    def pass_time(self, delta: timedelta) -> None:
-        """Move time forward, stopping wherever a message is due, as a dispatcher that keeps up."""
-        end = self.settable.now() + delta
-        self.dispatch()
-        while (due := self._next_due()) is not None and self.settable.now() < due <= end:
-            self.settable.set(due)
-            self.dispatch()
-        self.settable.set(end)
-        self.dispatch()
-
-    def _next_due(self) -> datetime | None:
-        with self.ledger.read() as connection:
-            due_ms = delivery.next_due_ms(connection, destination=self.destination)
-        return None if due_ms is None else from_ms(due_ms)
+        return ForgetfulBroker(self.target_ledger, limits=limits, clock=self.clock)

@@ -21,7 +21,7 @@ from tests.kafkas import create_topic, require_kafka
 
 
 class KafkaHeldByLedgerHarness(LedgerHeldHarness):
-    """Kafka as the target, the ledger's own clock being real time."""
+    """Kafka as the target; what a consumer releases with a delay waits there, in real time."""
 
     abilities = Abilities(visibility=False, shares_messages=False)
     unit = timedelta(milliseconds=500)
@@ -32,7 +32,7 @@ class KafkaHeldByLedgerHarness(LedgerHeldHarness):
         super().__init__(ledger)
 
     def make_target(self, limits: Limits | None) -> Broker:
-        return KafkaBroker(self.config, limits=limits)
+        return KafkaBroker(self.config, limits=limits, clock=self.clock)
 
     def prepare_channel(self, name: str) -> None:
         create_topic(self._admin, NewTopic(name, 1))

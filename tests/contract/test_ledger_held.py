@@ -177,7 +177,7 @@ def test_while_the_dispatcher_lags_no_message_overtakes_an_earlier_one_of_its_ke
     harness.broker.schedule([harness.message(channel, after=0, key="k")])
     [in_hand] = harness.receive(channel, 1)
     harness.broker.schedule([harness.message(channel, after=1, key="k")])
-    harness.settable.advance(harness.units(3))
+    harness.clock.advance(harness.units(3))
     if is_being_sent:
         assert len(claim_due(harness)) == 1
     same, other = (harness.message(channel, after=0, key=key) for key in ("k", "other"))
@@ -219,7 +219,7 @@ def claim_due(harness: ForgetfulHarness) -> list[Claim]:
 def received_before_it_was_marked(harness: ForgetfulHarness, channel: str) -> tuple[list[Claim], Delivery]:
     """A message that a consumer has while its dispatcher has not heard the confirmation yet."""
     harness.broker.schedule([harness.message(channel, after=1)])
-    harness.settable.advance(harness.units(1))
+    harness.clock.advance(harness.units(1))
     claims = claim_due(harness)
     harness.target.send([claim.message for claim in claims])
     [in_hand] = harness.target.receive(channel)

@@ -19,7 +19,7 @@ from tests.rabbits import config_of, require_rabbitmq
 
 
 class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
-    """RabbitMQ as the target, the ledger's own clock being real time."""
+    """RabbitMQ as the target; what a consumer releases with a delay waits there, in real time."""
 
     abilities = Abilities(visibility=False)
     unit = timedelta(milliseconds=500)
@@ -33,7 +33,7 @@ class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
         super().__init__(ledger)
 
     def make_target(self, limits: Limits | None) -> Broker:
-        return RabbitMQBroker(self.config, limits=limits)
+        return RabbitMQBroker(self.config, limits=limits, clock=self.clock)
 
     def prepare_channel(self, name: str) -> None:
         self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
