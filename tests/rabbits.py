@@ -89,7 +89,7 @@ def fresh_vhost() -> Iterator[str]:
 
 def manage(method: str, path: str, content: Any = None) -> None:
     """Ask the management API of the server under test."""
-    httpx.request(method, f"{require_management()}/api/{path}", json=content, timeout=60).raise_for_status()
+    httpx.request(method, f"{require_management()}/api/{path}", json=content, timeout=240).raise_for_status()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tests.servers import component
 
 PATIENCE_SECONDS = 60
 #: What a busy machine may add to a delay; far less than what a message would wait behind another one.
-ON_TIME = timedelta(seconds=30)
+ON_TIME = timedelta(seconds=PATIENCE_SECONDS)
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.03)
 

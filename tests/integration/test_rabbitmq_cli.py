@@ -48,7 +48,7 @@ def amqp(url: str) -> Iterator[Any]:
 
 def names_in(url: str, what: str) -> set[str]:
     vhost = urlsplit(url).path[1:]
-    answer = httpx.get(f"{require_management()}/api/{what}/{vhost}").raise_for_status()
+    answer = httpx.get(f"{require_management()}/api/{what}/{vhost}", timeout=60).raise_for_status()
     return {each["name"] for each in answer.json() if each["name"].startswith("delay.v1")}
 
 
@@ -97,7 +97,8 @@ def test_the_way_to_channels_is_prepared(delay: CommandLine, vhost_url: str) -> 
         channel.exchange_declare("events", "topic", durable=True)
     delay.document("topology", "create", *CONN, "--channel", "orders", "--channel", "events:order.created")
     vhost = urlsplit(vhost_url).path[1:]
-    bound = httpx.get(f"{require_management()}/api/exchanges/{vhost}/{TOPOLOGY.exit}/bindings/source").json()
+    path = f"exchanges/{vhost}/{TOPOLOGY.exit}/bindings/source"
+    bound = httpx.get(f"{require_management()}/api/{path}", timeout=60).json()
     assert {each["destination"] for each in bound} == {"orders", TOPOLOGY.relay("events:order.created")}
 
 

@@ -66,7 +66,7 @@ def received(url: str, n: int) -> Counter[str]:
             broker.ack(deliveries)
             return found.total() >= n
 
-        wait_for(all_there, what=f"{n} messages in {CHANNEL}", seconds=30)
+        wait_for(all_there, what=f"{n} messages in {CHANNEL}", seconds=60)
         return found
 
 

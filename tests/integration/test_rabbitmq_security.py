@@ -27,6 +27,7 @@ from airflow_delay_provider.hooks.rabbitmq import RabbitMQHook
 from airflow_delay_provider.operators.message import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskRun
 from tests.certificates import Authority
+from tests.contract.journal import Tail
 from tests.integration.rabbitmq_scene import Scene, wait_for
 from tests.rabbits import config_of, connection_of, declare_queue, fresh_vhost, manage, private_node
 from tests.servers import process
@@ -102,7 +103,7 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
                     amqp.basic_publish(exchange, key, b"x")
         with RabbitMQBroker(config_of(url, **scene.settings)) as broker:
             scene.broker.send([scene.message("orders", after=0)])
-            wait_for(lambda: bool(scene.broker.peek("orders")), what="a message that could be taken")
+            wait_for(lambda: scene.count("orders"), what="a message that could be taken")
             with pytest.raises(PermissionDeniedError, match="lacks a permission"):
                 broker.receive("orders")
             with pytest.raises(PermissionDeniedError, match="lacks a permission"):
@@ -148,7 +149,7 @@ def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_b
     with broker_of(scene, read="^orders$") as reader:
         scene.broker.send([scene.message("orders", after=0)])
         wait_for(lambda: bool(reader.peek("orders")), what="a message to look at")
-        (delivery,) = reader.receive("orders")
+        (delivery,) = wait_for(lambda: reader.receive("orders"), what="the message")
         with pytest.raises(PermissionDeniedError, match="lacks a permission"):
             reader.requeue(delivery, timedelta(0))
         reader.release([delivery])
@@ -156,11 +157,9 @@ def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_b
         with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*'private'"):
             wait_for(lambda: bool(reader.receive("private")), what="a refusal")
     with broker_of(scene, read="^orders$", write=ENTRIES) as consumer:
-        wait_for(lambda: bool(consumer.peek("orders")), what="the message is back")
-        (delivery,) = consumer.receive("orders")
+        (delivery,) = wait_for(lambda: consumer.receive("orders"), what="the message is back")
         consumer.requeue(delivery, timedelta(milliseconds=100))
-        wait_for(lambda: bool(consumer.peek("orders")), what="the message comes again")
-        (again,) = consumer.receive("orders")
+        (again,) = wait_for(lambda: consumer.receive("orders"), what="the message comes again")
         assert again.message.handled_count == 1
         consumer.dead_letter(again, channel="orders.dead", reason="broken")
     (dead,) = scene.collect("orders.dead", 1)
@@ -170,13 +169,18 @@ def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_b
 
 def test_a_waiter_needs_to_read_the_journal_only(scene: Scene) -> None:
     with broker_of(scene, read=r"^delay\.v1\.journal$") as waiter:
-        start = waiter.journal_end()
-        message = scene.message("orders", after=0.2)
-        scene.broker.schedule([message])
+        tail, now = Tail(waiter), datetime.now(UTC)
+        start = tail.position
+        message = Message(channel="orders", payload=b"x", deliver_at=now + timedelta(seconds=0.2))
+        scene.schedule_in_time([message], now=now)
         scene.collect("orders", 1)
         wait_for(lambda: message.id in waiter.find_outcomes([message.id], since=start), what="the outcome")
-        changes = [entry.change for entry in waiter.read_journal(after=start) if entry.message_id == message.id]
-        assert changes == [Change.SCHEDULED, Change.DISPATCHED]
+
+        def changes() -> list[Change]:
+            tail.read()
+            return [entry.change for entry in tail.of([message])]
+
+        wait_for(lambda: changes() == [Change.SCHEDULED, Change.DISPATCHED], what="the whole story")
         with pytest.raises(PermissionDeniedError, match="lacks a permission"):
             waiter.schedule([message])
 
@@ -219,7 +223,7 @@ def wrong(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], str]
     """A connection that does not work, and what is said of it."""
     kind = request.param
     with fresh_vhost() as url, user(url) as restricted:
-        connection = connection_of(restricted, connect_timeout=3)
+        connection = connection_of(restricted, connect_timeout=30)
         yield {
             "password": (
                 connection | {"password": SECRET + "x"},
@@ -317,7 +321,7 @@ def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
 
 
 def connect(port: int, **settings: Any) -> str:
-    config = config_of(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=5, tick=60, **settings)
+    config = config_of(f"amqp://guest:guest@127.0.0.1:{port}/%2F", connect_timeout=30, tick=60, **settings)
     with RabbitMQBroker(config) as broker:
         return broker.check()
 

@@ -17,7 +17,7 @@ from tests.servers.sessions import Guardian
 
 #: The real scripts; those in sbin insist on the service's user and its folders.
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
-START_SECONDS = 90
+START_SECONDS = 180
 #: How long a quorum queue waits before it dead-letters again what had no route, while the broker was starting for
 #: example. By default 180 s, which no test should wait.
 SOON_DEAD_LETTERED_AGAIN = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 3000}]}]."
