@@ -15,6 +15,7 @@ from airflow_delay_provider.brokers.kafka import administering
 from airflow_delay_provider.brokers.kafka.commands import Place
 from airflow_delay_provider.brokers.kafka.flow import Flow
 from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
+from airflow_delay_provider.brokers.kafka.link import is_unreached
 from airflow_delay_provider.brokers.kafka.outlet import Refusals, TransactionalOutlet
 from airflow_delay_provider.brokers.kafka.progress import progress_of
 from airflow_delay_provider.brokers.kafka.reading import BATCH, Partition, Reader
@@ -166,8 +167,9 @@ class KafkaClimber(Climber):
         inner = error.args[0]
         log.warning("%s: what is not committed is undone and done again: %s", self._link.config.name, inner.str())
         try:
-            # What can be gone on with was, for as long as it may take: a new producer is quicker than more of that.
-            if inner.fatal() or inner.retriable():
+            # What can be gone on with was, for as long as it may take: a new producer is quicker than more of that. One
+            # that reaches no node may never look for any again.
+            if inner.fatal() or inner.retriable() or is_unreached(error):
                 raise error
             outlet.abort()
             self._load_lanes(consumer, consumer.assignment())

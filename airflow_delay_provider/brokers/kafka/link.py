@@ -147,7 +147,11 @@ class Link:
             # What the library says of connections is told when it is asked for.
             if client is not None:
                 client.poll(0)
-        return translate(error, self.config, doing=doing, clue=self.last_failure if _is_vague(error) else None)
+        if is_unreached(error):
+            # A client that has heard of no node for a moment may look for none any more (librdkafka issue 5301).
+            self._admin = None
+            self.forget_producer()
+        return translate(error, self.config, doing=doing, clue=self.last_failure if is_unreached(error) else None)
 
     def _make(self, kind: Any, settings: Mapping[str, Any]) -> Any:
         quiet = {"error_cb": self._note_failure, "logger": _quiet(), "log.connection.close": False}
@@ -187,7 +191,8 @@ _MOVED = {
 }
 
 
-def _is_vague(error: BaseException | KafkaError) -> bool:
+def is_unreached(error: BaseException | KafkaError) -> bool:
+    """Whether all that is known is that no node has answered."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
     return isinstance(inner, KafkaError) and inner.code() in {
         KafkaError._TRANSPORT,

@@ -75,7 +75,8 @@ class Reader:
 
     def stop(self) -> None:
         """Read nothing more."""
-        self._consumer.unassign()
+        if self._opened is not None:
+            self._opened.unassign()
 
     def take(self, wait: float) -> Iterator[tuple[Partition, Message | int]]:
         """Return where something came from, and the record, or the offset of the end that was reached."""
@@ -109,6 +110,8 @@ class Reader:
                         missing.pop(where, None)
                 if time.monotonic() > deadline:
                     topic = next(iter(missing))[0]
+                    # The next one who reads begins with a new client.
+                    self.close()
                     raise BrokerError(f"{self._link.config.name}: {topic} could not be read to its end; try again")
         finally:
             self.stop()

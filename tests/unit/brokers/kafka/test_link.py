@@ -98,3 +98,13 @@ def test_a_topic_that_may_not_be_created_is_named(monkeypatch: pytest.MonkeyPatc
     asked = Asked(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match=r"creating topic one: .*lacks a permission"):
         administering.create_topics(link_to(asked, monkeypatch), Topology(), [Topic(name="one")])
+
+
+def test_a_client_that_has_reached_no_node_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D12: the library may have forgotten all nodes, and then goes on so for ever."""
+    monkeypatch.setattr("airflow_delay_provider.brokers.kafka.link.ASK_SECONDS", 0.0)
+    asked = Asked(KafkaError._TRANSPORT)
+    link = link_to(asked, monkeypatch)
+    with pytest.raises(BrokerError, match="cannot be reached"):
+        link.ask(asked.answer, "looking")
+    assert link.admin() is not asked

@@ -1,0 +1,64 @@
+"""A dispatcher whose client library has lost all nodes."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.kafka.link import Link
+from airflow_delay_provider.domain.clock import SystemClock
+from airflow_delay_provider.exceptions import BrokerError
+
+
+class Lost:
+    """A consumer and an outlet in one, which reach nobody."""
+
+    is_open = True
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self.ended: list[str] = []
+
+    def seconds_left(self) -> float:
+        return 0.0
+
+    def poll(self, _seconds: float) -> NoReturn:
+        raise KafkaException(KafkaError(self._code))
+
+    def assignment(self) -> list[Any]:
+        return []
+
+    def abort(self) -> None:
+        self.ended.append("abort")
+
+    def give_up(self) -> None:
+        self.ended.append("give up")
+
+    def close(self) -> None:
+        self.ended.append("close")
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
+def test_clients_that_reach_no_node_are_not_used_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D12: the library may have forgotten all nodes, and then goes on so for ever."""
+    lost, link = Lost(code), Link(KafkaConfig.from_settings({}, host="localhost"))
+    climber = KafkaClimber(link, SystemClock())
+    monkeypatch.setattr(climber, "_consumer", lost)
+    monkeypatch.setattr(climber, "_outlet", lost)
+    with pytest.raises(BrokerError) as told:
+        climber.run_once()
+    assert told.value.may_pass
+    assert lost.ended == ["give up", "close"]
+
+
+def test_an_error_of_the_group_is_undone_with_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, link = Lost(KafkaError.ILLEGAL_GENERATION), Link(KafkaConfig.from_settings({}, host="localhost"))
+    climber = KafkaClimber(link, SystemClock())
+    monkeypatch.setattr(climber, "_consumer", lost)
+    monkeypatch.setattr(climber, "_outlet", lost)
+    climber.run_once()
+    assert lost.ended == ["abort"]
