@@ -22,8 +22,8 @@ from tests.servers.airflow import Airflow
 DEMO_DAG = "example_reminder"
 CHANNEL = "reminders"
 MESSAGES = 4
-#: For each step of Airflow; the waiting time of the messages comes on top.
-STEP_SECONDS = 60
+#: For each step of Airflow, on a busy machine; the waiting time of the messages comes on top.
+STEP_SECONDS = 180
 #: Of the first message. Airflow needs a few seconds between a task's deferral and its return (SQLite).
 DELAY_SECONDS = 12
 

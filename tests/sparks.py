@@ -32,9 +32,9 @@ CONF = {
 
 
 @contextmanager
-def private_cluster(run_dir: Path, *, worker: bool = True) -> Iterator[SparkCluster]:
+def private_cluster(run_dir: Path, *, worker: bool = True, cores: int = 1) -> Iterator[SparkCluster]:
     """A cluster to be killed; where it cannot be had, skip, or fail on CI."""
-    cluster = SparkCluster()
+    cluster = SparkCluster(cores=cores)
     try:
         try:
             cluster.start(run_dir, worker=worker)

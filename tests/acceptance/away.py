@@ -14,7 +14,7 @@ from tests.acceptance.runs import Run
 from tests.servers.airflow_api import AirflowApi
 
 
-def receive(broker: Broker, channel: str, n: int, *, seconds: float = 30) -> list[Message]:
+def receive(broker: Broker, channel: str, n: int, *, seconds: float = 120) -> list[Message]:
     """Take ``n`` messages from a channel, and what else is there by then."""
     deadline, received = time.monotonic() + seconds, list[Message]()
     while len(received) < n and time.monotonic() < deadline:

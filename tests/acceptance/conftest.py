@@ -13,8 +13,8 @@ import pytest
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.ledger.database import Ledger
+from tests.acceptance import spark_stampede
 from tests.acceptance.runs import Run, Start
-from tests.acceptance.spark_stampede import BUCKET
 from tests.databases import fresh_database
 from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
 from tests.rabbits import connection_of
@@ -24,12 +24,10 @@ from tests.servers.airflow_api import AirflowApi
 ROOT = Path(__file__).parents[2]
 USERS = {"admin": "admin", "viewer": "viewer"}
 SETTINGS = {
-    # A triggerer that was killed is given up after 30 s by default; its successor waits for that.
-    "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
+    **spark_stampede.SETTINGS,
     # Parsed once: nobody edits these DAGs while they run.
     "dag_processor": {"min_file_process_interval": "86400"},
     "core": {"test_connection": "Enabled"},
-    "delay": BUCKET,
 }
 
 

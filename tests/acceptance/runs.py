@@ -10,6 +10,7 @@ from typing import Any
 from tests.servers.airflow_api import AirflowApi
 
 DEFERRED = frozenset({"deferred"})
+SUCCESS = frozenset({"success"})
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Run:
 
     def wait_for_task(self, task_id: str, states: frozenset[str]) -> dict[str, Any]:
         return self.api.wait_for_task(self.dag_id, self.run_id, task_id, states)
+
+    def is_with_triggerer(self, task_id: str) -> bool:
+        """Whether the trigger of a deferred task runs; only such a one is told when a user ends the task."""
+        return "(ID" in self.log(task_id)
 
     def states(self) -> dict[str, str]:
         return {task["task_id"]: task["state"] for task in self.api.tasks(self.dag_id, self.run_id)}

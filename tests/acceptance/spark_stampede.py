@@ -32,9 +32,11 @@ ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"
 #: What the bucket of the Airflow under test allows.
 PER_SECOND, BURST = 2.0, 4
-BUCKET = {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)}
-#: Of a light job, which works for two seconds.
-KILLED_WITHIN_SECONDS = 1.0
+SETTINGS = {
+    "delay": {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)},
+    # A triggerer that was killed is given up after 30 s by default; its successor waits for that.
+    "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,24 +84,25 @@ def stampede(
 
 
 def _kill_a_worker(folder: Path) -> None:
-    """Kill -9 the process of a task while its job runs: after its submission is noted, well before its end."""
+    """Kill -9 the process of a task while its job runs; jobs that begin meanwhile do not end before that."""
+    before = len(_lines(folder, "held"))
 
     def kill_one() -> bool:
-        recent = {
-            name
-            for name, at in (line.split() for line in _lines(folder, "submissions"))
-            if time.time() - float(at) < KILLED_WITHIN_SECONDS
-        }
+        held = _lines(folder, "held")[before:]
         for each in running_with(str(folder)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command, parent = each.cmdline(), each.parent()
-                if parent is not None and guard.__file__ in command and command[-1] in recent:
+                if parent is not None and guard.__file__ in command and command[-1] in held:
                     parent.kill()
-                    each.wait(timeout=30)  # until then it would be found again, with another parent
+                    each.wait(timeout=60)  # it ends the job
                     return True
         return False
 
-    wait_for(kill_one, what="a job runs", seconds=120, interval=0.05)
+    (folder / "hold").touch()
+    try:
+        wait_for(kill_one, what="a job runs", seconds=240)
+    finally:
+        (folder / "hold").unlink()
 
 
 def _judge(folder: Path, *, tasks: int, succeeded: int, back: float, killed: int) -> Figures:
@@ -154,10 +157,7 @@ def main() -> None:
             parallelism=args.parallelism,
             connections={"spark_standalone": json.dumps(connection_of(cluster))},
             python_path=[ROOT],
-            settings={
-                "delay": BUCKET,
-                "triggerer": {"triggerer_health_check_threshold": "10", "job_heartbeat_sec": "2"},
-            },
+            settings=SETTINGS,
         )
         with Airflow(Path(folder), config) as airflow:
             airflow.prepare()

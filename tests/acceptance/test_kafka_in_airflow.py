@@ -23,6 +23,8 @@ from tests.servers.component import Component, stop_all, wait_for
 from tests.servers.process import free_port
 from tests.servers.sessions import Guardian
 
+pytestmark = pytest.mark.timeout(600)
+
 CONN_ID = "delay_kafka_default"
 #: A form stores the fields that were left empty, too.
 EMPTY_FIELDS = {"hold": "broker", "ledger_url": None, "security.protocol": None, "ssl.ca.location": None}
@@ -91,7 +93,7 @@ def test_a_task_waits_for_a_message_that_kafka_holds(
     """A2, A5, A6"""
     run = start("kafka_waits", {"channel": channel, "seconds": 12})
     run.wait_for_task("wait", DEFERRED)
-    airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
+    airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
     run.wait()
     require_message_of_task(kafka, channel, run, "wait")
 

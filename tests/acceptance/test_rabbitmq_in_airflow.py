@@ -16,6 +16,8 @@ from tests.rabbits import config_of, connection_of, declare_queue, require_rabbi
 from tests.servers.airflow import Airflow
 from tests.servers.airflow_api import AirflowApi
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture
 def url() -> str:
@@ -44,7 +46,7 @@ def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_runni
     try:
         run = start("rabbitmq_waits", {"channel": channel, "seconds": 12})
         run.wait_for_task("wait", DEFERRED)
-        airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=30)
+        airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
         run.wait()
         require_message_of_task(rabbit, channel, run, "wait")
     finally:
@@ -103,5 +105,5 @@ def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do
 def test_the_button_of_the_connection_form_says_what_was_found(
     api: AirflowApi, url: str, change: dict[str, object], status: bool, sentence: str
 ) -> None:
-    form = connection_of(url, connect_timeout=2) | change
+    form = connection_of(url, connect_timeout=20) | change
     press_button(api, form, status=status, sentence=sentence)

@@ -51,8 +51,8 @@ class Job:
     folder: Path
 
     def wait_until_deferred(self) -> None:
-        self.run.api.wait_for_task(self.run.dag_id, self.run.run_id, "job", DEFERRED | ENDED, seconds=SECONDS)
-        assert self.run.task("job")["state"] == "deferred", self.history()
+        task = self.run.api.wait_for_task(self.run.dag_id, self.run.run_id, "job", DEFERRED | ENDED, seconds=SECONDS)
+        assert task["state"] == "deferred", self.history()
 
     def wait(self) -> str:
         return self.run.api.wait_for_run(self.run.dag_id, self.run.run_id, seconds=SECONDS)
@@ -73,20 +73,29 @@ class Job:
 
 
 Begin = Callable[..., Job]
+Prepare = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
 def begin(airflow: Airflow, api: AirflowApi, tmp_path_factory: pytest.TempPathFactory) -> Begin:
-    """Start a job: ``begin("source")``."""
+    """Start a job: ``begin("source", prepare=reading_from(port))``."""
     define(api, "spark_local", {"conn_type": "spark", "host": "local[1]"})
 
-    def begin_job(way: str, *, dag_id: str = "spark_local", application: Path = RECOVERING) -> Job:
+    def begin_job(
+        way: str, *, dag_id: str = "spark_local", application: Path = RECOVERING, prepare: Prepare = lambda _: None
+    ) -> Job:
         folder = tmp_path_factory.mktemp(way)
+        prepare(folder)
         api.wait_for_dag(dag_id)
         arguments = {"application": str(application), "arguments": [way, str(folder)]}
         return Job(Run(api, dag_id, api.trigger(dag_id, arguments)), folder)
 
     return begin_job
+
+
+def reading_from(port: int) -> Prepare:
+    """Prepare a job that reads a source there."""
+    return lambda folder: (folder / "port").write_text(str(port))
 
 
 def define(api: AirflowApi, conn_id: str, connection: dict[str, Any]) -> None:
@@ -121,10 +130,13 @@ def source(port: int) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def recovered(begin: Begin) -> Iterator[dict[str, Job]]:
     """Jobs that failed once, of which the cause was mended while they waited."""
-    jobs = {way: begin(way) for way in ("source", "disk", "memory", "shuffle")}
     port = free_port()
-    (jobs["source"].folder / "port").write_text(str(port))
-    (jobs["disk"].folder / "disk").symlink_to("/dev/full")
+    jobs = {
+        "source": begin("source", prepare=reading_from(port)),
+        "disk": begin("disk", prepare=lambda folder: (folder / "disk").symlink_to("/dev/full")),
+        "memory": begin("memory"),
+        "shuffle": begin("shuffle"),
+    }
     for job in jobs.values():
         job.wait_until_deferred()
     (jobs["disk"].folder / "disk").unlink()
@@ -187,9 +199,7 @@ def test_a_job_that_would_fail_again_fails_at_the_first_attempt_with_the_reason_
 @pytest.fixture(scope="module")
 def patient(begin: Begin) -> list[Job]:
     """Three jobs whose tickets are due in an hour."""
-    jobs = [begin("source", dag_id="spark_patient") for _ in range(3)]
-    for job in jobs:
-        (job.folder / "port").write_text(str(free_port()))
+    jobs = [begin("source", dag_id="spark_patient", prepare=reading_from(free_port())) for _ in range(3)]
     for job in jobs:
         job.wait_until_deferred()
     return jobs
@@ -221,6 +231,7 @@ def test_tickets_are_listed_expedited_and_given_up(
     assert (ticket["attempt"], ticket["verdict"], ticket["waits_for"]) == (2, "transient", "backoff")
     assert "refused" in ticket["reason"]
 
+    airflow.wait_for(lambda: marked.run.is_with_triggerer("job"), what="the triggerer has taken over", seconds=60)
     api.mark(marked.run.dag_id, marked.run.run_id, "job", "failed")
     with source(int((expedited.folder / "port").read_text())):
         retries(airflow, "--run-id", expedited.run.run_id, "--expedite")
@@ -268,9 +279,8 @@ def task_process_of(job: Job) -> psutil.Process:
 
 
 def test_a_triggerer_that_is_killed_while_tickets_wait_loses_none(begin: Begin, airflow: Airflow) -> None:
-    job = begin("source")
     port = free_port()
-    (job.folder / "port").write_text(str(port))
+    job = begin("source", prepare=reading_from(port))
     job.wait_until_deferred()
     triggerer = airflow.components["triggerer"]
     triggerer.kill()
@@ -288,7 +298,7 @@ def test_a_triggerer_that_is_killed_while_tickets_wait_loses_none(begin: Begin, 
 @pytest.fixture(scope="module")
 def cluster(api: AirflowApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     """A master and a worker, known to Airflow."""
-    with private_cluster(tmp_path_factory.mktemp("spark")) as started:
+    with private_cluster(tmp_path_factory.mktemp("spark"), cores=2) as started:
         define(api, "spark_standalone", connection_of(started))
         yield started
 

@@ -13,7 +13,7 @@ from tests.servers.airflow_api import AirflowApi
 from tests.sparks import connection_of, private_cluster
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_tasks_that_failed_together_come_back_within_the_bucket_and_none_runs_twice_at_once(
     airflow: Airflow, api: AirflowApi, tmp_path: Path
 ) -> None:

@@ -23,8 +23,8 @@ from tests.servers.airflow_api import AirflowApi
 from tests.servers.component import Component, stop_all, wait_for
 from tests.servers.sessions import Guardian
 
-MIGRATE_SECONDS = 120
-START_SECONDS = 120
+MIGRATE_SECONDS = 240
+START_SECONDS = 240
 #: As the health report names them.
 HEALTH_NAMES = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 

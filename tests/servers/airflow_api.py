@@ -21,7 +21,7 @@ class AirflowApi:
 
     def __init__(self, url: str, *, user: str | None, password: str | None, wait_for: WaitFor) -> None:
         self._wait_for = wait_for
-        self.http = httpx.Client(base_url=url, timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=60)
         if user is not None:
             answer = self.http.post("/auth/token", json={"username": user, "password": password})
             self.http.headers["Authorization"] = f"Bearer {_json(answer)['access_token']}"
@@ -34,7 +34,7 @@ class AirflowApi:
     ) -> None:
         self.http.close()
 
-    def wait_for_dag(self, dag_id: str, *, seconds: float = 60) -> None:
+    def wait_for_dag(self, dag_id: str, *, seconds: float = 120) -> None:
         """Wait until the dag-processor has seen the DAG."""
         self._wait_for(
             lambda: self.http.get(f"/api/v2/dags/{dag_id}").is_success, what=f"DAG {dag_id} is known", seconds=seconds
@@ -51,7 +51,7 @@ class AirflowApi:
         run_id: str = _json(self.http.post(f"/api/v2/dags/{dag_id}/dagRuns", json=body))["dag_run_id"]
         return run_id
 
-    def wait_for_run(self, dag_id: str, run_id: str, *, seconds: float = 90) -> str:
+    def wait_for_run(self, dag_id: str, run_id: str, *, seconds: float = 240) -> str:
         """Wait until a run has ended and return its state."""
 
         def ended() -> str | None:
@@ -62,7 +62,7 @@ class AirflowApi:
         return state
 
     def wait_for_task(
-        self, dag_id: str, run_id: str, task_id: str, states: frozenset[str], *, seconds: float = 60
+        self, dag_id: str, run_id: str, task_id: str, states: frozenset[str], *, seconds: float = 120
     ) -> dict[str, Any]:
         """Wait until a task is in one of ``states`` and return it."""
 

@@ -18,7 +18,7 @@ from tests.servers.kafka_distribution import find_java
 from tests.servers.sessions import Guardian
 
 HOST = "127.0.0.1"
-START_SECONDS = 60
+START_SECONDS = 120
 HOME = Path(pyspark.__file__).parent
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
@@ -72,10 +72,10 @@ class SparkCluster:
         raise RuntimeError(f"Spark did not start; see {log_dir}/spark-master.log")
 
     def start_master(self) -> None:
-        """Return once it answers."""
+        """Return once it takes jobs."""
         assert self._master is not None
         self._master.start()
-        wait_for(self.state, what="the Spark master answers", seconds=START_SECONDS, components=[self._master])
+        wait_for(self.is_alive, what="the Spark master is alive", seconds=START_SECONDS, components=[self._master])
 
     def start_worker(self) -> None:
         """Return once the master knows it."""
@@ -105,23 +105,34 @@ class SparkCluster:
     def state(self) -> dict[str, Any] | None:
         """What the master tells of itself; None while it does not answer."""
         try:
-            answer = httpx.get(f"http://{HOST}:{self.ui_port}/json/", timeout=10)
+            answer = httpx.get(f"http://{HOST}:{self.ui_port}/json/", timeout=30)
             return dict(answer.raise_for_status().json())
         except (httpx.TransportError, httpx.HTTPStatusError):
             return None
+
+    def is_alive(self) -> bool:
+        """Whether the master is beyond its first moments, in which it stands by."""
+        return (self.state() or {}).get("status") == "ALIVE"
 
     def has_worker(self) -> bool:
         return bool((self.state() or {}).get("aliveworkers"))
 
     def applications(self) -> list[dict[str, Any]]:
         """The applications that run or wait."""
-        state = self.state()
-        assert state is not None, "the master does not answer"
-        return list(state["activeapps"])
+        return list(self._require_state()["activeapps"])
+
+    def drivers(self) -> list[dict[str, Any]]:
+        """The drivers of cluster mode that run or wait."""
+        return list(self._require_state()["activedrivers"])
 
     def env(self) -> dict[str, str]:
         """What programs that submit jobs need in their environment."""
         return client_environment()
+
+    def _require_state(self) -> dict[str, Any]:
+        state = self.state()
+        assert state is not None, "the master does not answer"
+        return state
 
     def _plan_components(self, log_dir: Path, guardian: Guardian, java: Path) -> tuple[Component, Component]:
         program = str(HOME / "bin/spark-class")
@@ -137,12 +148,14 @@ class SparkCluster:
         )
 
     def _daemon_environment(self, java: Path) -> dict[str, str]:
-        rest = {"enabled": "true", "host": HOST, "port": self.rest_port}
+        # A job that takes all cores would starve others for as long as a busy machine needs for it.
+        options = {"deploy.defaultCores": 1, "master.rest.enabled": "true"}
+        options |= {"master.rest.host": HOST, "master.rest.port": self.rest_port}
         return {
             "JAVA_HOME": str(java.resolve().parents[1]),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
-            "SPARK_MASTER_OPTS": " ".join(f"-Dspark.master.rest.{name}={value}" for name, value in rest.items()),
+            "SPARK_MASTER_OPTS": " ".join(f"-Dspark.{name}={value}" for name, value in options.items()),
             "SPARK_WORKER_DIR": str(self._home),
             "SPARK_LOCAL_DIRS": str(self._home),
         }
