@@ -6,10 +6,12 @@ import json
 import signal
 import sys
 
-from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook
+from airflow_delay_provider.hooks import spark
 
+# Airflow kills a task after five seconds; a spark-submit on a busy machine may not say a word in them.
+spark.LAST_WORD_SECONDS = 30.0
 settings = json.loads(sys.argv[1])
-hook = GuardedSparkSubmitHook(**settings)
+hook = spark.GuardedSparkSubmitHook(**settings)
 signal.signal(signal.SIGTERM, lambda *_: hook.on_kill())
 print("submitting", flush=True)
 hook.submit(sys.argv[2])

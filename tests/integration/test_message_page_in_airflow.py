@@ -38,13 +38,14 @@ class ApiServer:
     folder: Path
 
     def token(self, user: str) -> str:
-        answer = httpx.post(f"{self.base_url}/auth/token", json={"username": user, "password": PASSWORDS[user]})
+        form = {"username": user, "password": PASSWORDS[user]}
+        answer = httpx.post(f"{self.base_url}/auth/token", json=form, timeout=60)
         token: str = answer.raise_for_status().json()["access_token"]
         return token
 
     def client(self, user: str | None) -> httpx.Client:
         headers = {} if user is None else {"Authorization": f"Bearer {self.token(user)}"}
-        return httpx.Client(headers=headers, timeout=30)
+        return httpx.Client(headers=headers, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     }
     with (folder / "server.log").open("wb") as log:
         options: dict[str, Any] = {"env": environment, "stdout": log, "stderr": subprocess.STDOUT}
-        subprocess.run([*AIRFLOW, "db", "migrate"], check=True, timeout=60, **options)
+        subprocess.run([*AIRFLOW, "db", "migrate"], check=True, timeout=120, **options)
         process = subprocess.Popen(
             [*AIRFLOW, "api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
             start_new_session=True,
@@ -79,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             **options,
         )
         try:
-            if not wait_until(lambda: _answers(running), process=process, deadline_seconds=60):
+            if not wait_until(lambda: _answers(running), process=process, deadline_seconds=120):
                 pytest.fail(f"no api-server:\n{(folder / 'server.log').read_text()[-4000:]}")
             yield running
         finally:
@@ -120,8 +121,8 @@ def test_nobody_sees_a_message_without_signing_in(server: ApiServer, broker: Emb
 
 def test_the_cookie_of_the_browser_is_enough(server: ApiServer, broker: EmbeddedBroker) -> None:
     link = schedule(broker)
-    assert httpx.get(link, cookies={"_token": server.token("viewer")}).status_code == 200
-    assert httpx.get(link, cookies={"_token": "forged"}).status_code == 403
+    assert httpx.get(link, cookies={"_token": server.token("viewer")}, timeout=60).status_code == 200
+    assert httpx.get(link, cookies={"_token": "forged"}, timeout=60).status_code == 403
 
 
 @pytest.mark.parametrize("user", ["admin", "viewer"])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 
 WAITING_DAG = """
@@ -26,7 +28,7 @@ with DAG("waiting", schedule=None, default_args={"delay_conn_id": "delay_of_the_
         payload=["a", "b"]
     )
     sent = MessageDispatchedSensor(task_id="sent", message_ids=many.output)
-    answer = MessageSensor(task_id="answer", channel="later", timeout=60)
+    answer = MessageSensor(task_id="answer", channel="later", timeout=180)
 
     @task.schedule_message(channel="later", deliver_after=1)
     def ask() -> dict:
@@ -62,7 +64,7 @@ def dags_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
     def airflow(*arguments: str) -> str:
         done = subprocess.run(
-            ["airflow", *arguments], env=environment, cwd=home, capture_output=True, text=True, timeout=120
+            ["airflow", *arguments], env=environment, cwd=home, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
         return done.stdout + done.stderr

@@ -20,6 +20,8 @@ from tests.servers.process import free_port
 from tests.servers.server import UnavailableError
 from tests.servers.spark import QUICK_JVM, client_environment
 
+pytestmark = pytest.mark.timeout(600)
+
 DAG = """
 from datetime import timedelta
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -41,10 +43,11 @@ with DAG("{name}", schedule=None):
     )
 """
 JOB = """
-import socket, sys
+import os, socket, sys, time
 from pyspark.sql import SparkSession
 
 _, submissions, port = sys.argv
+again = os.path.exists(submissions)
 with open(submissions, "a") as file:
     print("submitted", file=file)
 
@@ -56,7 +59,11 @@ spark = SparkSession.builder.getOrCreate()
 {work}
 spark.stop()
 """
-READ_A_SOURCE = 'print("ANSWER", spark.sparkContext.parallelize([int(port)], 1).map(ask).collect())'
+READ_A_SOURCE = """
+while again and not os.path.exists(submissions + "_source"):
+    time.sleep(0.1)
+print("ANSWER", spark.sparkContext.parallelize([int(port)], 1).map(ask).collect())
+"""
 QUERY_A_MISSING_COLUMN = 'spark.range(1).select("no_such_column").collect()'
 
 
@@ -83,7 +90,7 @@ def airflow(home: Path) -> Callable[..., str]:
 
     def run(*arguments: str) -> str:
         command = [str(Path(sys.executable).parent / "airflow"), *arguments]
-        done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=540)
         return done.stdout + done.stderr
 
     (home / "dags").mkdir()
@@ -102,8 +109,9 @@ def count_submissions(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def answer_one(port: int) -> None:
+def answer_one(port: int, submissions: Path) -> None:
     with socket.create_server(("127.0.0.1", port)) as server:
+        Path(f"{submissions}_source").touch()
         server.settimeout(120)
         client, _ = server.accept()
         with client:
@@ -115,9 +123,9 @@ def test_a_job_whose_source_was_down_is_submitted_again_and_succeeds(home: Path,
     submissions = write_dag(home, "transient", READ_A_SOURCE, port)
     with ThreadPoolExecutor() as threads:
         dag_run = threads.submit(airflow, "dags", "test", "transient")
-        # The second job has started, and its session takes longer than our server.
-        wait_for(lambda: count_submissions(submissions) == 2, what="the job is submitted again", seconds=200)
-        answer_one(port)
+        # The second job waits for the source.
+        wait_for(lambda: count_submissions(submissions) == 2, what="the job is submitted again", seconds=400)
+        answer_one(port, submissions)
         log = dag_run.result()
 
     assert "ANSWER ['it is up']" in log

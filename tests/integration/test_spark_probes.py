@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.servers.spark import SparkCluster
 from tests.sparks import private_cluster
 
 SECONDS = 60
+#: For each question, of a JVM that may be busy.
+PATIENCE = timedelta(seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def look(cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch) -> Any:
             "extra": {name.replace("_", "-"): value for name, value in extra.items()},
         }
         monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
-        return probe(find_cluster("cluster"))
+        return probe(find_cluster("cluster"), timeout=PATIENCE)
 
     return probe_with
 

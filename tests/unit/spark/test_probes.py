@@ -15,10 +15,11 @@ from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.spark.probes import ClusterAddress, ClusterKind, Probe, parse_address, probe
 from airflow_delay_provider.spark.probes.address import Hints
 from tests.certificates import Authority
+from tests.servers.component import wait_for
 from tests.servers.process import free_port
 from tests.unit.spark.answering import answering, silent
 
-SECONDS_5 = timedelta(seconds=5)
+PATIENCE = timedelta(seconds=20)
 STATUS = "/v1/submissions/status/driver-of-nobody"
 INFO, METRICS = "/ws/v1/cluster/info", "/ws/v1/cluster/metrics"
 ACTIVE = {"clusterInfo": {"state": "STARTED", "haState": "ACTIVE"}}
@@ -226,9 +227,9 @@ def test_a_certificate_is_verified_and_one_of_a_private_authority_still_is_an_an
     authority = Authority(tmp_path)
     with answering({"/readyz": b"ok"}, certificate=authority.issue("localhost", server=True)) as server:
         address = parse_address(f"k8s://{server.replace('127.0.0.1', 'localhost')}")
-        private = probe(address, timeout=SECONDS_5)
+        private = probe(address, timeout=PATIENCE)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-        trusted = probe(address, timeout=SECONDS_5)
+        trusted = probe(address, timeout=PATIENCE)
     assert (private.is_up, trusted.is_up) == (True, True)
     assert "not trusted" in private.reason
     assert "is ready" in trusted.reason
@@ -236,22 +237,24 @@ def test_a_certificate_is_verified_and_one_of_a_private_authority_still_is_an_an
 
 def test_a_server_that_does_not_speak_http_is_down() -> None:
     with answering({}, certificate=None) as server:
-        assert not probe(parse_address(f"k8s://https://{server}"), timeout=SECONDS_5).is_up
+        assert not probe(parse_address(f"k8s://https://{server}"), timeout=PATIENCE).is_up
 
 
 def test_a_server_that_never_answers_is_down_in_time() -> None:
     with silent() as server:
+        address = parse_address(f"k8s://http://{server}")
         started = time.monotonic()
-        found = probe(parse_address(f"k8s://http://{server}"), timeout=timedelta(seconds=1))
-    assert found == Probe(False, f"http://{server} cannot be reached: timed out")
-    assert time.monotonic() - started < 2
+        found = probe(address, timeout=timedelta(seconds=1))
+    told, time_is_up = f"http://{server} cannot be reached: timed out", f"{address.name} gave no answer within 1 s"
+    assert found in (Probe(False, told), Probe(False, time_is_up))
+    assert time.monotonic() - started < 20
 
 
 def test_the_first_of_two_servers_cannot_take_all_the_time() -> None:
     with silent() as dead, answering({INFO: ACTIVE}) as alive:
         both = ",".join(sorted((f"http://{dead}", f"http://{alive}")))
         address = parse_address("yarn", hints=Hints(yarn_resourcemanager_webapp_address=both))
-        assert probe(address, timeout=timedelta(seconds=2)).is_up
+        assert probe(address, timeout=timedelta(seconds=4)).is_up
 
 
 def is_nightly(conn_id: str) -> bool:
@@ -310,9 +313,9 @@ def test_a_function_that_hangs_costs_one_thread_and_nobody_waits_for_it() -> Non
     may_return.clear()
     address = parse_address("local", conn_id="slow", check=f"{__name__}.hangs")
     assert [probe(address, timeout=timedelta(seconds=0.05)).is_up for _ in range(5)] == [False] * 5
-    assert calls == ["slow"]
+    wait_for(lambda: calls == ["slow"], what="the function is asked once", seconds=20)
     with ThreadPoolExecutor(8) as askers:
         answers = [askers.submit(probe, address, timeout=timedelta(seconds=20)) for _ in range(8)]
         may_return.set()
         assert all(answer.result(20).is_up for answer in answers)
-    assert probe(address, timeout=SECONDS_5).is_up, "the next one is a fresh look"
+    assert probe(address, timeout=PATIENCE).is_up, "the next one is a fresh look"
