@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -138,8 +137,10 @@ class Link:
 
     def look_for_leaders(self) -> None:
         """Ask which node has which partition; the library goes on believing what it was told before one was lost."""
-        with suppress(KafkaException):
+        try:
             self.admin().list_topics(timeout=self.try_seconds)
+        except KafkaException:
+            self._forget_admin()
 
     def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
         """Return the error of this package."""
@@ -148,10 +149,18 @@ class Link:
             if client is not None:
                 client.poll(0)
         if is_unreached(error):
-            # A client that has heard of no node for a moment may look for none any more (librdkafka issue 5301).
-            self._admin = None
+            self._forget_admin()
             self.forget_producer()
         return translate(error, self.config, doing=doing, clue=self.last_failure if is_unreached(error) else None)
+
+    def _forget_admin(self) -> None:
+        """Ask with a new client: one that has heard of no node for a moment may look for none any more.
+
+        That is librdkafka's issue 5301.
+        """
+        if self._admin is not None:
+            self._admin.poll(0)
+            self._admin = None
 
     def _make(self, kind: Any, settings: Mapping[str, Any]) -> Any:
         quiet = {"error_cb": self._note_failure, "logger": _quiet(), "log.connection.close": False}

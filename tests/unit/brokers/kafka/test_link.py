@@ -108,3 +108,13 @@ def test_a_client_that_has_reached_no_node_is_not_asked_again(monkeypatch: pytes
     with pytest.raises(BrokerError, match="cannot be reached"):
         link.ask(asked.answer, "looking")
     assert link.admin() is not asked
+
+
+def test_a_client_that_finds_no_leaders_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    link = link_to(asked, monkeypatch)
+    link.look_for_leaders()
+    assert link.admin() is asked
+    monkeypatch.setattr(asked, "list_topics", lambda **_: Asked(KafkaError._TIMED_OUT).answer())
+    link.look_for_leaders()
+    assert link.admin() is not asked
