@@ -25,7 +25,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.link import NODE_LEFT
+from airflow_delay_provider.exceptions import MessagesWaitError
 from tests.certificates import Authority
 from tests.given import do_without, require_server
 from tests.servers.component import wait_for
@@ -153,6 +155,19 @@ def read_all(
     if len(found) < n:
         raise TimeoutError(f"topic {topic} has {len(found)} messages and not {n} after {seconds:g} s")
     return found
+
+
+def delete_ladder(broker: KafkaBroker) -> None:
+    """Delete it, whatever waits in it, once its dispatchers are gone: a killed one is a member until it is missed."""
+
+    def is_deleted() -> bool:
+        try:
+            broker.delete_topology(even_if_messages_wait=True)
+        except MessagesWaitError:
+            return False
+        return True
+
+    wait_for(is_deleted, what="the ladder is deleted", seconds=2 * SECONDS)
 
 
 # -- brokers of a test's own ---------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ import pytest
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import MessagesWaitError
 from tests.acceptance.kafka_dispatcher import config_of
 from tests.acceptance.kafka_soak import Dispatcher, Soak, now_ms, read_to_end, soak
-from tests.kafkas import fresh_topic, private_cluster, require_kafka
+from tests.kafkas import delete_ladder, fresh_topic, private_cluster, require_kafka
 from tests.servers import component
 
 wait_for = partial(component.wait_for, seconds=120, interval=0.1)
@@ -108,16 +107,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     yield opened
     opened.close()
     with KafkaBroker(config_of(opened.given)) as broker:
-        # Killed dispatchers are members until they are missed.
-        wait_for(lambda: is_deleted(broker), what="the ladder is deleted")
-
-
-def is_deleted(broker: KafkaBroker) -> bool:
-    try:
-        broker.delete_topology(even_if_messages_wait=True)
-    except MessagesWaitError:
-        return False
-    return True
+        delete_ladder(broker)
 
 
 @pytest.mark.timeout(600)

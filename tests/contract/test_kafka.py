@@ -15,7 +15,7 @@ from airflow_delay_provider.domain.schedule import Limits
 from airflow_delay_provider.exceptions import BrokerError
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.kafkas import create_topic, require_kafka
+from tests.kafkas import create_topic, delete_ladder, require_kafka
 
 
 class KafkaHarness(BrokerHarness):
@@ -67,7 +67,7 @@ def ladder() -> Iterator[KafkaConfig]:
         yield config
         stop.set()
         thread.join(120)
-        broker.delete_topology(even_if_messages_wait=True)
+        delete_ladder(broker)
         assert failed == []
 
 

@@ -17,7 +17,7 @@ from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.hooks.delay import open_destination
 from airflow_delay_provider.ledger.database import Ledger
-from tests.kafkas import connection_of, fresh_topic, require_kafka
+from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
 from tests.servers.component import wait_for
 
 CONN_ID = "stream"
@@ -80,4 +80,4 @@ def climbed_stream(ledger_url: str) -> Iterator[Stream]:
                 assert [name for name, loop in loops.items() if not loop["well"]] == []
             finally:
                 assert dispatcher.stop()
-                broker.delete_topology(even_if_messages_wait=True)
+                delete_ladder(broker)

@@ -45,9 +45,12 @@ from airflow_delay_provider.exceptions import (
 )
 from tests.acceptance.kafka_soak import Dispatcher, read_to_end
 from tests.given import do_without
-from tests.kafkas import fresh_topic, private_broker, produce, read_all, require_kafka
+from tests.kafkas import delete_ladder, fresh_topic, private_broker, produce, read_all, require_kafka
 from tests.servers import component, process
 from tests.servers.kafka import Kafka
+
+# Brokers of a test's own take their time to start on a busy machine.
+pytestmark = pytest.mark.timeout(600)
 
 #: Where messages of some seconds rest.
 SHORT_HOLDS_MS = (2_000, 4_000, 6_000, 8_000)
@@ -81,7 +84,7 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         self.broker.close()
         with self.open() as broker:
-            broker.delete_topology(even_if_messages_wait=True)
+            delete_ladder(broker)
 
     @contextmanager
     def dispatching(self) -> Iterator[None]:

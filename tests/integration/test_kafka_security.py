@@ -31,6 +31,9 @@ from tests.kafkas import USERS, grant, secured_broker
 from tests.servers import component, process
 from tests.servers.kafka import Kafka
 
+# Brokers of a test's own take their time to start on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
 READ, WRITE, DESCRIBE, DELETE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DELETE
 CREATE, DESCRIBE_CONFIGS = AclOperation.CREATE, AclOperation.DESCRIBE_CONFIGS
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID

@@ -29,6 +29,9 @@ from tests.servers.component import wait_for
 from tests.servers.kafka import Kafka
 from tests.servers.kafka_distribution import CannotFillError, cached
 
+# Brokers of a test's own take their time to start on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
 TEN = [b"%d" % each for each in range(10)]
 
 
