@@ -16,7 +16,7 @@ from benchmarks.measuring import Results, expect, rate, say
 
 CHANNEL = "bench.0"
 PREFETCH = 100
-JOURNAL_SECONDS = 30.0
+JOURNAL_SECONDS = 120.0
 
 
 def measure(databases: Sequence[Database], results: Results, *, messages: int, requeued: int, repeats: int) -> None:

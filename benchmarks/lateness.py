@@ -57,7 +57,7 @@ def _run(database: Database, seconds: float) -> tuple[list[float], list[float], 
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as consumer,
     ):
         consumer.submit(int).result()
-        patience = seconds + DELAY_SECONDS[1] + 30
+        patience = seconds + DELAY_SECONDS[1] + 120
         consuming = consumer.submit(_consume, url, messages, patience)
         rate = _produce(url, messages)
         by_consumer = consuming.result()

@@ -33,6 +33,7 @@ from tests.servers import component
 MESSAGES = 10_000
 SPREAD = timedelta(seconds=8)
 PATIENCE_SECONDS = 240
+pytestmark = pytest.mark.timeout(3 * PATIENCE_SECONDS)
 CHANNEL = "orders"
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.05)

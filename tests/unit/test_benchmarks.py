@@ -80,6 +80,7 @@ def own_vhost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(900)
 def test_a_tiny_run_measures_everything_and_finds_all_counts_right(tmp_path: Path) -> None:
     assert ledger_benchmark.main(["--results", str(tmp_path)], sizes=TINY) == 0
 
