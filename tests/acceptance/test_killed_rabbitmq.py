@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,13 @@ from tests.rabbits import bind_queue, config_of, declare_queue, private_node
 from tests.servers import component
 
 CHANNEL = "orders"
-TICK = 0.05
-#: Delays in ticks, one hexadecimal digit a rest: a first rest of 12.8 s, and none, one or two more after it.
+TICK = 0.03
+#: Delays in ticks, one hexadecimal digit a rest: a first rest of 7.7 s, and none, one or two more after it.
 ENDS_WHILE_DOWN = (0x100, 0x101, 0x110, 0x111, 0x1FF)
-#: A first rest of 38.4 s, which outlasts the start of a node.
-ENDS_WHEN_UP = (0x300, 0x301, 0x310, 0x311, 0x33F)
+#: A first rest of 46 s, which outlasts the start of a node on a busy machine.
+ENDS_WHEN_UP = (0x600, 0x601, 0x610, 0x611, 0x63F)
 PER_DELAY = 20
-#: Longer than the shorter rests even when the node starts at once.
-DOWN_SECONDS = 14
+A_SECOND = timedelta(seconds=1)
 
 wait_for = partial(component.wait_for, seconds=60, interval=0.1)
 
@@ -83,7 +81,7 @@ def test_messages_that_rest_in_idle_queues_while_the_broker_dies_arrive_neverthe
             rests = {_first_rest(broker, message) for message in messages}
         node.kill()
         killed_at = datetime.now(UTC)
-        time.sleep(DOWN_SECONDS)
+        wait_for(lambda: datetime.now(UTC) > min(rests) + A_SECOND, what="the shorter rests end while it is down")
         node.start_again()
         up_at = datetime.now(UTC)
         with RabbitMQBroker(config) as broker:
