@@ -99,7 +99,7 @@ def test_an_outage_changes_nobodys_turn(ledger: Ledger):
 ARRIVALS = st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 8)), min_size=1, max_size=12)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(arrivals=ARRIVALS, every_ms=st.integers(1, 1500), burst=st.integers(1, 5))
 def test_in_no_span_of_time_are_there_more_turns_than_the_burst_and_one_each_step(
     ledger: Ledger, arrivals: list[tuple[int, int]], every_ms: int, burst: int

@@ -33,7 +33,7 @@ PIECES = st.sampled_from(
 LINES = st.lists(PIECES | st.text(max_size=200), max_size=30)
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=20_000)
 @given(
     output=LINES,
     driver_output=LINES,
