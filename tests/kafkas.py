@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from confluent_kafka.admin import (
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.link import NODE_LEFT
-from airflow_delay_provider.exceptions import MessagesWaitError
+from airflow_delay_provider.exceptions import BrokerError, MessagesWaitError
 from tests.certificates import Authority
 from tests.given import do_without, require_server
 from tests.servers.component import wait_for
@@ -168,6 +169,33 @@ def delete_ladder(broker: KafkaBroker) -> None:
         return True
 
     wait_for(is_deleted, what="the ladder is deleted", seconds=2 * SECONDS)
+
+
+@contextmanager
+def climbing(client: KafkaBroker) -> Iterator[None]:
+    """A dispatcher of this client runs meanwhile, and may not fail."""
+    stop, failed = threading.Event(), list[Exception]()
+
+    def climb() -> None:
+        climber = client.open_climber()
+        while not stop.is_set():
+            try:
+                climber.run_once()
+            except Exception as error:  # noqa: BLE001 - shown at the end
+                # A busy machine makes passing trouble; what is not permitted does not pass.
+                if not (isinstance(error, BrokerError) and error.may_pass):
+                    failed.append(error)
+                stop.wait(0.2)
+        climber.close()
+
+    thread = threading.Thread(target=climb)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(120)
+    assert failed == []
 
 
 # -- brokers of a test's own ---------------------------------------------------------------------------------------

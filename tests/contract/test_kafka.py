@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from uuid import uuid4
@@ -12,10 +11,9 @@ from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.exceptions import BrokerError
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.kafkas import create_topic, delete_ladder, require_kafka
+from tests.kafkas import climbing, create_topic, delete_ladder, require_kafka
 
 
 class KafkaHarness(BrokerHarness):
@@ -47,28 +45,9 @@ def ladder() -> Iterator[KafkaConfig]:
     config = KafkaConfig.from_settings(settings, host=require_kafka())
     with KafkaBroker(config) as broker:
         broker.create_topology()
-        stop, failed = threading.Event(), list[Exception]()
-
-        def climb() -> None:
-            with KafkaBroker(config) as own:
-                climber = own.open_climber()
-                while not stop.is_set():
-                    try:
-                        climber.run_once()
-                    except Exception as error:  # noqa: BLE001 - shown at the end
-                        # As the real one it goes on; a busy machine makes trouble that passes.
-                        if not (isinstance(error, BrokerError) and error.may_pass):
-                            failed.append(error)
-                        stop.wait(0.2)
-                climber.close()
-
-        thread = threading.Thread(target=climb)
-        thread.start()
-        yield config
-        stop.set()
-        thread.join(120)
+        with KafkaBroker(config) as own, climbing(own):
+            yield config
         delete_ladder(broker)
-        assert failed == []
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +26,7 @@ from airflow_delay_provider.operators.message import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskRun
 from tests.certificates import Authority
 from tests.integration.test_kafka_faults import Scene, headers_of, id_of, ids_of, journal_of
-from tests.kafkas import USERS, grant, secured_broker
+from tests.kafkas import USERS, climbing, grant, secured_broker
 from tests.servers import component, process
 from tests.servers.kafka import Kafka
 
@@ -342,33 +341,6 @@ def test_somebody_with_a_password_is_named_where_a_permission_is_missing(
         client.schedule([message])
     assert re.search("user app lacks a permission .*; grant it, see docs/kafka.md", str(refused.value))
     assert USERS["app"] not in f"{refused.value} {refused.value!r} {config!r}"
-
-
-@contextmanager
-def climbing(client: KafkaBroker) -> Iterator[None]:
-    """A dispatcher of this client runs meanwhile, and may not fail."""
-    stop, failed = threading.Event(), list[Exception]()
-
-    def climb() -> None:
-        climber = client.open_climber()
-        while not stop.is_set():
-            try:
-                climber.run_once()
-            except Exception as error:  # noqa: BLE001 - shown at the end
-                # A busy machine makes passing trouble; what is not permitted does not pass.
-                if not (isinstance(error, BrokerError) and error.may_pass):
-                    failed.append(error)
-                stop.wait(0.2)
-        climber.close()
-
-    thread = threading.Thread(target=climb)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(120)
-    assert failed == []
 
 
 # -- connections that are wrong ------------------------------------------------------------------------------------
