@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, ConfigResource, NewPartitions, NewTopic, OffsetSpec
 
 from airflow_delay_provider.brokers.base import Finding
 from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, code_of
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
     from airflow_delay_provider.brokers.kafka.topology import Topic, Topology
 
+log = logging.getLogger(__name__)
+
 #: How long a change of all topics of a ladder may take until it is known; a busy cluster needs some seconds for that.
 KNOWN_SECONDS = 60.0
 #: How long a broker may not know yet of a topic that was just created.
 NEW_TOPIC_SECONDS = 1.0
 #: A channel that forgets messages sooner than this could lose one before anybody has read it.
 SHORTEST_RETENTION_MS = 60_000
+#: What brokers that know no ids of topics say.
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+_OF_ONE_TOPIC = {KafkaError.TOPIC_EXCEPTION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE}
 #: Settings with which a message that waits could be forgotten, or kept from moving on.
 _MUST_HAVE = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type", "max.message.bytes")
 
@@ -37,6 +43,15 @@ class ChannelFacts:
     max_message_bytes: int = 1_048_588
     retention_ms: int = -1
     is_compacted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LadderTopic:
+    """A topic of a ladder as it is."""
+
+    partitions: int
+    #: Another one after the topic was deleted and created again; empty where the broker has none.
+    id: str
 
 
 def create(link: Link, topology: Topology) -> None:
@@ -78,6 +93,17 @@ def verify(link: Link, topology: Topology) -> Iterator[Finding]:
     for name in missing:
         yield Finding(text=f"topic {name} is missing; run `airflow delay topology create`")
     yield from _find_wrong(link, topology, there)
+    others = [name for name in there if topology.hold_of(name) is not None and name not in names]
+    for name in others:
+        if there[name] != topology.partitions:
+            yield Finding(
+                text=f"topic {name} has {there[name]} partitions and the connection says {topology.partitions}"
+            )
+    if others:
+        yield _advice(
+            f"{len(others)} rungs belong to another radix ({others[0]}, ...): dispatchers serve them; once all use one"
+            " radix and nothing waits in them, they can be deleted"
+        )
     if topology.inbox in there:
         yield from _find_weak_replication(link, topology)
 
@@ -86,6 +112,59 @@ def require_complete(link: Link, topology: Topology) -> None:
     """Create what is missing; refuse to go on with a ladder that could lose messages."""
     create(link, topology)
     _refuse_wrong(link, topology)
+
+
+def complete(link: Link) -> dict[str, LadderTopic]:
+    """Make a ladder ready to be climbed and return its topics, whatever was done to it.
+
+    Missing topics are created, and all get as many partitions as the one that has most: somebody may have written to
+    each of them.
+    """
+    topology = link.config.topology
+    create(link, topology)
+    _refuse_wrong(link, topology, even_if_more_partitions=True)
+    topics = ladder_topics(link)
+    wanted = max(each.partitions for each in topics.values())
+    few = [name for name, topic in topics.items() if topic.partitions < wanted]
+    if not few:
+        return topics
+    try:
+        new = [NewPartitions(name, wanted) for name in few]
+        for future in link.admin().create_partitions(new, request_timeout=link.ask_seconds).values():
+            future.result()
+    except KafkaException as error:
+        log.warning("%s: partitions cannot be added to %s: %s", link.config.name, few[0], error.args[0].str())
+        return topics
+    _wait_until(
+        lambda: complete_lanes(topology, ladder_topics(link)) >= wanted, f"the topics have {wanted} partitions each"
+    )
+    log.warning("%s: all topics of %s have %d partitions now", link.config.name, topology.prefix, wanted)
+    return ladder_topics(link)
+
+
+def complete_lanes(topology: Topology, topics: Mapping[str, LadderTopic]) -> int:
+    """Return how many lanes have all of their partitions."""
+    return min((topics[name].partitions for name in _in_lanes(topology, topics)), default=0)
+
+
+def find_unequal(topology: Topology, topics: Mapping[str, LadderTopic]) -> Iterator[str]:
+    """Say which topics have partitions that nobody reads, or that clients do not know of."""
+    lanes = complete_lanes(topology, topics)
+    for name in _in_lanes(topology, topics):
+        have = topics[name].partitions
+        if have > lanes:
+            yield (
+                f"topic {name} has {have} partitions and others {lanes}: records in the others are not read; give all"
+                f" topics of {topology.prefix} {have} partitions with kafka-topics --alter, or let the dispatcher ALTER"
+                " them"
+            )
+        elif have != topology.partitions:
+            yield f"topic {name} has {have} partitions and the connection says {topology.partitions}; set it to {have}"
+
+
+def _in_lanes(topology: Topology, topics: Iterable[str]) -> list[str]:
+    """Return those topics whose partitions are lanes; dead letters lie anywhere."""
+    return [name for name in topics if name != topology.dead]
 
 
 def require_permitted(link: Link, topology: Topology) -> None:
@@ -119,8 +198,11 @@ def require_usable(link: Link, topology: Topology) -> None:
     _refuse_wrong(link, topology)
 
 
-def _refuse_wrong(link: Link, topology: Topology) -> None:
-    problems = [each.text for each in _find_wrong(link, topology, partition_counts(link)) if each.is_problem]
+def _refuse_wrong(link: Link, topology: Topology, *, even_if_more_partitions: bool = False) -> None:
+    there = partition_counts(link)
+    if even_if_more_partitions:
+        there = {name: min(count, topology.partitions) for name, count in there.items()}
+    problems = [each.text for each in _find_wrong(link, topology, there) if each.is_problem]
     if problems:
         more = f" (and {len(problems) - 1} more: `airflow delay topology verify`)" if problems[1:] else ""
         raise ConfigurationError(f"{link.config.name}: {problems[0]}{more}")
@@ -200,7 +282,62 @@ def rungs(link: Link, topology: Topology) -> dict[str, int]:
     """Return the rungs that exist and their holds, also those of another radix: messages may wait in them."""
     there = partition_counts(link)
     found = {name: hold for name in there if (hold := topology.hold_of(name)) is not None}
-    return {name: hold for name, hold in found.items() if there[name] == topology.partitions}
+    return {name: hold for name, hold in found.items() if there[name] >= topology.partitions}
+
+
+def ladder_topics(link: Link) -> dict[str, LadderTopic]:
+    """Return all topics of the ladder, also rungs of another radix."""
+    topology = link.config.topology
+    names = sorted(name for name in partition_counts(link) if _is_of(topology, name))
+    return {
+        name: LadderTopic(partitions=len(seen.partitions), id=_id_of(seen))
+        for name, seen in describe(link, names).items()
+        if not isinstance(seen, KafkaError)
+    }
+
+
+def describe(link: Link, names: Sequence[str]) -> dict[str, Any]:
+    """Return the library's description of each topic, or its error."""
+    if not names:
+        return {}
+
+    def ask() -> dict[str, Any]:
+        asked = link.admin().describe_topics(
+            TopicCollection(list(names)), include_authorized_operations=True, request_timeout=link.try_seconds
+        )
+        return {name: _answer(future) for name, future in asked.items()}
+
+    answers: dict[str, Any] = link.ask(ask, "looking for topics", seconds=link.try_seconds)
+    return answers
+
+
+def readable_settings(link: Link, names: Sequence[str]) -> dict[str, Mapping[str, str] | None]:
+    """Return the settings of topics, None of those that may not be read."""
+    if not names:
+        return {}
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    asked = link.admin().describe_configs(resources, request_timeout=link.try_seconds)
+    answers = {resource.name: _answer(future) for resource, future in asked.items()}
+    return {
+        name: None if isinstance(answer, KafkaError) else {key: entry.value for key, entry in answer.items()}
+        for name, answer in answers.items()
+    }
+
+
+def _answer(future: Future[Any]) -> Any:
+    """Return what came of one of several questions; an error is left to the caller if it is of this one alone."""
+    try:
+        return future.result()
+    except KafkaException as error:
+        if code_of(error) not in MISSING | DENIED | _OF_ONE_TOPIC:
+            raise
+        return error.args[0]
+
+
+def _id_of(seen: Any) -> str:
+    """Return the id of a topic as text; brokers before 2.8 have none."""
+    text = str(seen.topic_id)
+    return "" if text in ("", "None", _NO_ID) else text
 
 
 def partition_counts(link: Link) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 
@@ -18,6 +19,7 @@ from airflow_delay_provider.brokers.base import (
     Provisioned,
     Receipt,
 )
+from airflow_delay_provider.brokers.dead_letters import is_meant, replay_from
 from airflow_delay_provider.brokers.kafka import administering, wire
 from airflow_delay_provider.brokers.kafka.administering import ChannelFacts
 from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
@@ -29,15 +31,18 @@ from airflow_delay_provider.brokers.kafka.link import Link
 from airflow_delay_provider.brokers.kafka.publishing import Outgoing, publish
 from airflow_delay_provider.brokers.kafka.recalling import Recaller
 from airflow_delay_provider.brokers.kafka.receiving import Receiver
+from airflow_delay_provider.brokers.kafka.shared_consumer import KafkaSharedConsumer
 from airflow_delay_provider.brokers.kafka.topology import Topic
+from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms, from_ms
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message, require_aware
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import (
     BrokerError,
-    ConfigurationError,
+    ChannelError,
     InvalidMessageError,
     MessagesWaitError,
     PayloadError,
@@ -134,7 +139,7 @@ class KafkaBroker(Broker, Provisioned, Climbed):
                 "channel", f"{self.config.name} has no topic {channel!r}", "create it, or correct the name"
             )
         if 0 <= facts.retention_ms < administering.SHORTEST_RETENTION_MS:
-            raise ConfigurationError(
+            raise ChannelError(
                 f"{self.config.name}: topic {channel} forgets messages after {facts.retention_ms} ms, so one could be"
                 f" gone before anybody reads it; set its retention.ms to {administering.SHORTEST_RETENTION_MS} or more"
             )
@@ -244,11 +249,22 @@ class KafkaBroker(Broker, Provisioned, Climbed):
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
-    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
+    def receive(
+        self,
+        channel: str,
+        *,
+        limit: int = 1,
+        visibility: timedelta = DEFAULT_VISIBILITY,
+        wait: timedelta = timedelta(0),  # noqa: ARG002 - a shared consumer reads along and holds nothing
+    ) -> list[Delivery]:
         return self._receiver.receive(channel, limit, visibility)
 
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
         return self._receiver.peek(channel, limit)
+
+    def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
+        del on_change  # The library fetches by itself and keeps what has come until it is asked.
+        return KafkaSharedConsumer(self._link)
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -294,6 +310,26 @@ class KafkaBroker(Broker, Provisioned, Climbed):
             self._publish([], [message], floor_ms(now), channel=channel, change=change, reason=reason)
         self._receiver.ack(delivery)
 
+    # -- replay --------------------------------------------------------------------------------------------------
+
+    def count_dead(self, selection: DeadLetters) -> DeadCount:
+        count = 0
+        for channel in self._dead_letter_channels(selection):
+            # A topic that is not there has no dead letters.
+            with suppress(UnknownChannelError):
+                count += sum(is_meant(selection, delivery, channel) for delivery in self._receiver.look(channel))
+        return DeadCount(count=count)
+
+    def replay(self, selection: DeadLetters) -> Replayed:
+        return replay_from(self, selection, self._dead_letter_channels(selection))
+
+    def _dead_letter_channels(self, selection: DeadLetters) -> list[str]:
+        """Return where to look: what consumers gave up, and what the dispatcher could not deliver."""
+        if selection.dead_letter_channel is not None:
+            return [selection.dead_letter_channel]
+        of_consumers = [] if selection.channel is None else [f"{selection.channel}.dead"]
+        return [*of_consumers, self.topology.dead]
+
     # -- journal -------------------------------------------------------------------------------------------------
 
     def journal_end(self) -> str:
@@ -333,6 +369,9 @@ class KafkaBroker(Broker, Provisioned, Climbed):
         return self.topology.prefix
 
     # -- life ----------------------------------------------------------------------------------------------------
+
+    def _settings(self) -> object:
+        return self.config
 
     def check(self) -> str:
         there = administering.partition_counts(self._link)

@@ -11,9 +11,12 @@ import json
 from dataclasses import dataclass
 from struct import Struct
 
+from airflow_delay_provider.brokers.kafka.wire import MAX_MS, MAX_REASON_LENGTH, MIN_MS
 from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import require_channel, require_message_id
 
 _LENGTH = Struct(">I")
+_RECALLS = {Change.CANCELLED, Change.RESCHEDULED, Change.EXPEDITED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +75,21 @@ class Command:
             (length,) = _LENGTH.unpack_from(value)
             start = _LENGTH.size
             head = json.loads(value[start : start + length])
+            change = Change(head["change"])
+            if change not in _RECALLS:
+                raise ValueError(f"{change.value} is no command")
+            deliver_at_ms = int(head["deliver_at_ms"])
+            if not MIN_MS <= deliver_at_ms <= MAX_MS:
+                raise ValueError(f"{deliver_at_ms} is in no calendar")
             place = Place(topic=str(head["topic"]), lane=int(head["lane"]), offset=int(head["offset"]))
             return cls(
-                id=str(head["id"]),
-                change=Change(head["change"]),
-                message_id=str(head["message_id"]),
-                channel=str(head["channel"]),
+                id=require_message_id(head["id"]),
+                change=change,
+                message_id=require_message_id(head["message_id"]),
+                channel=require_channel(head["channel"]),
                 place=place,
-                deliver_at_ms=int(head["deliver_at_ms"]),
+                deliver_at_ms=deliver_at_ms,
                 envelope=value[start + length :],
             )
         except Exception as error:
-            raise ValueError(f"not a command: {error}") from error
+            raise ValueError(f"not a command: {str(error)[:MAX_REASON_LENGTH]}") from error

@@ -10,6 +10,7 @@ from airflow_delay_provider.exceptions import (
     ConfigurationError,
     DelayError,
     PayloadError,
+    Reach,
     UnknownChannelError,
 )
 
@@ -23,8 +24,14 @@ DENIED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 #: One record cannot be stored, whoever tries.
-UNFIT = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.POLICY_VIOLATION}
-_LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+UNFIT = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+}
+LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _TLS = {KafkaError._SSL, KafkaError._CRIT_SYS_RESOURCE}
 
 
@@ -55,7 +62,9 @@ def translate(
     what = f"{config.name}: {doing}: " if doing else f"{config.name}: "
     if code in DENIED:
         return BrokerError(
-            f"{what}user {config.user} lacks a permission ({text}); grant it, see docs/kafka.md", may_pass=False
+            f"{what}user {config.user} lacks a permission ({text}); grant it, see docs/kafka.md",
+            may_pass=False,
+            reach=Reach.CHANNEL if code == KafkaError.TOPIC_AUTHORIZATION_FAILED else Reach.BROKER,
         )
     if code in MISSING:
         return UnknownChannelError("channel", f"{what}{text}", "create the topic, or correct its name")
@@ -63,7 +72,7 @@ def translate(
         return PayloadError("payload", f"{what}{text}", "send a reference to the data, or raise max.message.bytes")
     if code == KafkaError._INVALID_ARG and inner is None:
         return ConfigurationError(f"{what}{text}; correct the connection's extra")
-    if code in _LOGIN or (clue and ("uthentication" in clue or "SASL mechanism" in clue)):
+    if code in LOGIN or (clue and ("uthentication" in clue or "SASL mechanism" in clue)):
         return BrokerError(
             f"{what}the login of user {config.user} is refused ({_short(clue or text)}); correct login, password and"
             " sasl.mechanism of the connection",

@@ -15,9 +15,8 @@ from confluent_kafka import Message, TopicPartition
 from airflow_delay_provider.brokers.kafka import administering
 from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
 from airflow_delay_provider.brokers.kafka.reading import Partition, Reader
-from airflow_delay_provider.brokers.recent_outcomes import RecentOutcomes
+from airflow_delay_provider.brokers.recent_outcomes import RecentOutcomes, note_outcome
 from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
-from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
 from airflow_delay_provider.exceptions import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -94,12 +93,11 @@ class JournalReader:
         start, found = self._start(since), dict[str, JournalEntry]()
         if self._told is not None and self._memory.covers(start):
             found, start = self._memory.get(message_ids), self._start(self._told)
-        wanted = {each.encode() for each in message_ids} - {each.encode() for each in found}
-        for noted, position in self._scan(start) if wanted else ():
-            is_wanted = noted.message_id in wanted and noted.change in FINAL_CHANGES
+        wanted = {each.encode() for each in message_ids}
+        for noted, position in self._scan(start) if len(found) < len(wanted) else ():
+            is_wanted = noted.message_id in wanted and noted.change is not None
             if is_wanted and (entry := _entry(noted, position)) is not None:
-                wanted.discard(noted.message_id)
-                found[entry.message_id] = entry
+                note_outcome(found, entry)
         return found
 
     def answers(self, since: str, commands: Collection[str], *, seconds: float) -> dict[str, bool]:

@@ -21,6 +21,8 @@ _CODES = {
     Change.EXPEDITED: 5,
     Change.REQUEUED: 6,
     Change.DEAD_LETTERED: 7,
+    Change.REFUSED: 8,
+    Change.PARKED: 9,
 }
 _CHANGES = {code: change for change, code in _CODES.items()}
 #: The answer to a command: its id, and in place of a reason whether it was obeyed.

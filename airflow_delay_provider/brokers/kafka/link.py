@@ -12,20 +12,21 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.errors import translate
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.exceptions import ConfigurationError, DelayError
 
 #: How long a question to the broker may take at most.
 ASK_SECONDS = 15.0
 #: The node that was asked has left the cluster, or seemed to for a moment; older libraries have no name for it.
 NODE_LEFT = -137
 
+BATCH_BYTES = 262_144
 #: As safe as the broker can make it; small batches fit into channels whose max.message.bytes is small.
 PRODUCER = {
     "acks": "all",
     "enable.idempotence": True,
     # Where Java's clients put a key, so do we.
     "partitioner": "murmur2_random",
-    "batch.size": 262_144,
+    "batch.size": BATCH_BYTES,
     "message.max.bytes": 100_000_000,
     "delivery.report.only.error": True,
     "topic.metadata.propagation.max.ms": 2000,
@@ -142,7 +143,7 @@ class Link:
         except KafkaException:
             self._forget_admin()
 
-    def failure(self, error: BaseException | KafkaError, doing: str = "") -> Exception:
+    def failure(self, error: BaseException | KafkaError, doing: str = "") -> DelayError:
         """Return the error of this package."""
         for client in (self._admin, self._producer):
             # What the library says of connections is told when it is asked for.

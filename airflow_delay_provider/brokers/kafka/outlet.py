@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
+from airflow_delay_provider.brokers.kafka.dead_letter import MOST_BYTES, dead_letter_of
+from airflow_delay_provider.brokers.kafka.destinations import BATCH_OVERHEAD_BYTES, PURGED, size_of
 from airflow_delay_provider.brokers.kafka.journal_wire import is_answer
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.brokers.kafka.lane import TAKE_BYTES, Opinion, Standing
+from airflow_delay_provider.brokers.kafka.link import BATCH_BYTES
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
+    from airflow_delay_provider.brokers.kafka import wire
     from airflow_delay_provider.brokers.kafka.commands import Place
+    from airflow_delay_provider.brokers.kafka.destinations import Destinations
     from airflow_delay_provider.brokers.kafka.lane import Record
     from airflow_delay_provider.brokers.kafka.topology import Topology
 
@@ -27,56 +30,54 @@ if TYPE_CHECKING:
 OPEN_SECONDS_IF_AWAITED = 0.025
 OPEN_SECONDS = 0.1
 JOURNAL_RECORD_BYTES = 500_000
-#: How long it is believed that a channel is there, or is not.
-BELIEVE_SECONDS = 30.0
-DOUBT_SECONDS = 5.0
 CALL_SECONDS = 10.0
 GRACE_SECONDS = 2.0
-#: Why a channel cannot be written to; anything else that is said of it may pass.
-_LASTING = MISSING | DENIED | {KafkaError.TOPIC_EXCEPTION}
+#: Between two looks at what has become of records that are on their way.
+SLICE_SECONDS = 0.05
 
 
-class Refusals:
-    """Channels and messages that the broker does not take, learned from its answers; kept over transactions."""
+#: A channel that takes so much at once takes any batch of small messages.
+WIDE_BYTES = 2 * BATCH_BYTES
 
-    def __init__(self) -> None:
-        self.messages: dict[bytes, str] = {}
-        #: Whether a channel can be written to, and until when that is believed.
-        self.channels: dict[str, tuple[float, str | None]] = {}
-        #: Channels that refused a batch because of one message in it, not known which, and until when that matters.
-        self.singly: dict[str, float] = {}
 
-    def note(self, channel: str, message_id: bytes, error: KafkaError, *, was_alone: bool) -> None:
-        """Learn from a record that was not stored, alone or because of another one in its batch."""
-        if error.code() in MISSING | {KafkaError._MSG_TIMED_OUT}:
-            # Gone, or the library is mistaken after a broker was started again: asked for before the next record.
-            self.channels.pop(channel, None)
-        elif error.code() in DENIED:
-            self.channels[channel] = (time.monotonic() + BELIEVE_SECONDS, error.str())
-        elif error.code() in UNFIT and was_alone:
-            self.messages[message_id] = error.str()
-        elif error.code() in UNFIT:
-            self.singly[channel] = time.monotonic() + BELIEVE_SECONDS
+class ChannelRefusedError(KafkaException):  # type: ignore[misc]  # the library has no types
+    """A channel did not take a message; its messages are looked at one by one from now on."""
+
+
+class RecordRefusedError(KafkaException):  # type: ignore[misc]  # the library has no types
+    """A topic of the ladder did not take a record."""
 
 
 class TransactionalOutlet:
     """Writes for all lanes of one dispatcher. A failure is left to the caller, who aborts and begins anew."""
 
-    def __init__(self, producer: Producer, topology: Topology, refusals: Refusals) -> None:
+    def __init__(self, producer: Producer, topology: Topology, destinations: Destinations) -> None:
         self._producer = producer
         self._topology = topology
-        self._refusals = refusals
+        self._destinations = destinations
+        self.expect = destinations.expect
         self._rungs = {hold_ms: topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms}
         self._begun_at: float | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._begun_at = None
+        #: How many bytes are in it.
+        self.size = 0
+        #: Whether the broker was asked to commit: it may have done so, whatever is said.
+        self.is_committing = False
         #: Whether there is an answer in it.
         self._is_awaited = False
         self._entries: dict[int, list[bytes]] = defaultdict(list)
         self.dispatched: Counter[str] = Counter()
         self.lateness_ms: list[int] = []
+        #: Bytes in this transaction for each channel that takes less at once than a batch may have.
+        self._narrow: dict[str, int] = {}
+        #: Channels whose one message here was refused before.
+        self._full: set[str] = set()
+        #: Why records were not stored: of a channel, and of the ladder.
+        self._refused: KafkaError | None = None
+        self._broken: KafkaError | None = None
 
     @property
     def is_open(self) -> bool:
@@ -87,6 +88,8 @@ class TransactionalOutlet:
         """Return how long the transaction may stay open."""
         if self._begun_at is None:
             return OPEN_SECONDS
+        if self.size >= TAKE_BYTES:
+            return 0.0
         most = OPEN_SECONDS_IF_AWAITED if self.lateness_ms or self._is_awaited else OPEN_SECONDS
         return self._begun_at + most - time.monotonic()
 
@@ -96,46 +99,52 @@ class TransactionalOutlet:
         """Put an envelope into a rung."""
         self._produce(self._rungs[hold_ms], value, key, lane)
 
-    def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:  # noqa: ARG002 - the protocol's
-        """Put a message into its channel, or say why it cannot be put there."""
-        channel, refusals = envelope.channel, self._refusals
-        refusal = refusals.messages.get(envelope.message_id) or self._channel_refusal(channel)
-        if refusal is not None:
-            return refusal
+    def deliver(self, place: Place, envelope: wire.Envelope, now_ms: int) -> None:
+        """Put a message into its channel."""
+        channel = envelope.channel
 
-        was_alone = time.monotonic() < refusals.singly.get(channel, 0.0)
+        def on_failure(error: KafkaError | None, _record: Any, place: Place = place) -> None:
+            if error is not None and error.code() not in PURGED:
+                self._refused = error
+                self._destinations.note_failure(place, channel, error)
 
-        def on_failure(error: KafkaError | None, _record: Any, message_id: bytes = envelope.message_id) -> None:
-            if error is not None:
-                refusals.note(channel, message_id, error, was_alone=was_alone)
-
+        if self._destinations.has_failed(place):
+            self._full.add(channel)
+        elif self._room_of(channel) < WIDE_BYTES:
+            self._narrow[channel] = self._narrow.get(channel, BATCH_OVERHEAD_BYTES) + size_of(envelope)
         self._produce(
             channel, envelope.payload, envelope.key, headers=envelope.record_headers(), on_delivery=on_failure
         )
-        if was_alone:
-            self._producer.flush(CALL_SECONDS)
+        self._destinations.settle(place)
         self.dispatched[channel] += 1
         self.lateness_ms.append(now_ms - envelope.deliver_at_ms)
-        return None
 
-    def bury(self, record: Record, reason: str) -> None:
+    def judge(self, place: Place, envelope: wire.Envelope) -> Opinion:
+        """Say whether a message can be put into its channel; not into one that takes no more in this transaction."""
+        opinion = self._destinations.judge(place, envelope)
+        if opinion.standing is Standing.GOOD and not self._has_room(place, envelope):
+            return Opinion(Standing.UNKNOWN)
+        return opinion
+
+    def _has_room(self, place: Place, envelope: wire.Envelope) -> bool:
+        channel = envelope.channel
+        if channel in self._full or (self.dispatched[channel] and self._destinations.has_failed(place)):
+            return False
+        return channel not in self._narrow or self._narrow[channel] + size_of(envelope) <= self._room_of(channel)
+
+    def _room_of(self, channel: str) -> int:
+        return self._destinations.room_of(channel) or 0
+
+    def bury(self, place: Place, record: Record, reason: str, *, most_bytes: int = MOST_BYTES) -> None:
         """Put a record that cannot be delivered into the topic of the dead, as a message where it is one."""
-        why: wire.Headers = [
-            (wire.CHANGE, Change.DEAD_LETTERED.value.encode()),
-            (wire.REASON, wire.clean_reason(reason).encode()),
-        ]
-        try:
-            envelope = wire.Envelope(record.key or b"", record.value or b"")
-        except Exception:  # noqa: BLE001 - it may be anything
-            self._produce(self._topology.dead, record.value, record.key, headers=[*(record.headers or []), *why])
-            return
-        where = (wire.CHANNEL, envelope.channel.encode())
-        headers = [*envelope.record_headers(), where, *why]
-        self._produce(self._topology.dead, envelope.payload, envelope.key, headers=headers)
+        self._destinations.settle(place)
+        key, value, headers = dead_letter_of(place, record, reason, most_bytes=most_bytes)
+        self._produce(self._topology.dead, value, key, headers=headers)
 
     def tell(self, lane: int, entry: bytes) -> None:
         """Write an entry into the journal; those of one transaction share a record."""
         self._begin()
+        self.size += len(entry)
         self._entries[lane].append(entry)
         self._is_awaited = self._is_awaited or is_answer(entry)
 
@@ -152,17 +161,31 @@ class TransactionalOutlet:
             for value in _joined(entries):
                 self._produce(self._topology.journal, value, None, lane)
         offsets = [TopicPartition(topic, lane, offset, note) for topic, lane, offset, note in progress]
+        self._await_records()
         if offsets:
-            _until_done(lambda seconds: self._producer.send_offsets_to_transaction(offsets, group, seconds))
-        _until_done(self._producer.commit_transaction)
-        # They are buried now, and their ids may come again with what fits.
-        self._refusals.messages.clear()
+            until_done(lambda seconds: self._producer.send_offsets_to_transaction(offsets, group, seconds))
+        self.is_committing = True
+        until_done(self._producer.commit_transaction)
         self._reset()
+
+    def _await_records(self) -> None:
+        """Wait until all records are stored; a channel that is gone by now is not waited for."""
+        deadline = time.monotonic() + CALL_SECONDS
+        while self._producer.flush(SLICE_SECONDS):
+            if self._refused is not None or self._broken is not None or time.monotonic() > deadline:
+                break
+            if (channel := self._destinations.is_lost(self.dispatched)) is not None:
+                self._refused = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"topic {channel} cannot be used any more")
+                break
+        if self._broken is not None:
+            raise RecordRefusedError(self._broken)
+        if self._refused is not None:
+            raise ChannelRefusedError(self._refused)
 
     def abort(self) -> None:
         """Make everything since the last commit undone; while that fails, nothing new can be begun."""
         if self._begun_at is not None:
-            _until_done(self._producer.abort_transaction)
+            until_done(self._producer.abort_transaction)
             self._reset()
 
     def give_up(self) -> None:
@@ -178,6 +201,10 @@ class TransactionalOutlet:
 
     def _produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int = -1, **options: Any) -> None:
         self._begin()
+        self.size += (
+            len(value or b"") + len(key or b"") + sum(len(each[1] or b"") for each in options.get("headers", ()))
+        )
+        options.setdefault("on_delivery", self._on_broken)
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, **options)
@@ -186,17 +213,9 @@ class TransactionalOutlet:
             else:
                 return
 
-    def _channel_refusal(self, channel: str) -> str | None:
-        """Say why a channel cannot be written to: one bad record would spoil the whole transaction."""
-        known = self._refusals.channels.get(channel)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
-        topics = self._producer.list_topics(channel, CALL_SECONDS).topics
-        error = topics[channel].error if channel in topics else None
-        refusal = f"topic {channel}: {error.str()}" if error is not None and error.code() in _LASTING else None
-        believe = BELIEVE_SECONDS if refusal is None else DOUBT_SECONDS
-        self._refusals.channels[channel] = (time.monotonic() + believe, refusal)
-        return refusal
+    def _on_broken(self, error: KafkaError | None, _record: Any) -> None:
+        if error is not None and error.code() not in PURGED:
+            self._broken = error
 
 
 def _joined(entries: list[bytes]) -> Iterable[bytes]:
@@ -212,7 +231,7 @@ def _joined(entries: list[bytes]) -> Iterable[bytes]:
         yield b"".join(part)
 
 
-def _until_done(call: Callable[[float], Any]) -> None:
+def until_done(call: Callable[[float], Any]) -> None:
     """Go on with a call that the library says can be gone on with, for as long as a transaction may take."""
     deadline = time.monotonic() + CALL_SECONDS
     while True:

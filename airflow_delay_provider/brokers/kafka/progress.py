@@ -16,6 +16,8 @@ from typing import Protocol
 FEW_OPEN = 700
 SHORT_SPAN = 24_000
 _BITMAP, _STEPS = "b", "s"
+#: Stands between a note and the id of its topic, and in neither of them.
+_ID = " "
 
 
 class Committed(Protocol):
@@ -52,6 +54,10 @@ class Progress:
         """Whether a record may be begun before another one ends; one that was begun before a crash has its room."""
         return offset < self.next or len(self.open) < FEW_OPEN or offset - self.low < SHORT_SPAN
 
+    def is_crowded(self) -> bool:
+        """Whether half of the room is used: what can end without harm should."""
+        return 2 * len(self.open) > FEW_OPEN and 2 * (self.next - self.low) > SHORT_SPAN
+
     def begin(self, offset: int) -> bool:
         """Note that a record is in hand and return whether there is anything to do for it."""
         if offset < self.next:
@@ -80,11 +86,31 @@ class Progress:
         return f"{span}:{write(self.open, low)}"
 
 
-def progress_of(committed: Committed, starts: Mapping[tuple[str, int], int]) -> Progress:
-    """Return the progress that a group has committed; where it has none, it begins with the first record there is."""
+def progress_of(
+    committed: Committed,
+    starts: Mapping[tuple[str, int], int],
+    *,
+    ends: Mapping[tuple[str, int], int] | None = None,
+    topic_id: str = "",
+) -> Progress:
+    """Return the progress that a group has committed; where it has none, it begins with the first record there is.
+
+    So it does where the topic is another one than that of the progress: it was deleted and created again.
+    """
+    where = (committed.topic, committed.partition)
     if committed.offset < 0:
-        return Progress(starts[committed.topic, committed.partition])
-    return Progress(committed.offset, committed.metadata or "")
+        return Progress(starts[where])
+    note, _, noted_id = (committed.metadata or "").partition(_ID)
+    end = committed.offset if ends is None else ends[where]
+    if (noted_id and topic_id and noted_id != topic_id) or (committed.offset > end and noted_id != topic_id):
+        return Progress(starts[where])
+    # The end of a log that has lost records is before what was done.
+    return Progress(committed.offset, note) if committed.offset <= end else Progress(end)
+
+
+def note_of(progress: Progress, topic_id: str) -> str:
+    """Return what is committed beside the offset: the note, and the topic that it is about."""
+    return f"{progress.note()}{_ID}{topic_id}" if topic_id else progress.note()
 
 
 def _bitmap(offsets: Iterable[int], low: int) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
 
-from airflow_delay_provider.brokers.kafka.errors import DENIED, MISSING, UNFIT
+from airflow_delay_provider.brokers.kafka.errors import DENIED, LOGIN, MISSING, UNFIT
 from airflow_delay_provider.brokers.kafka.wire import Headers, message_id_of
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import BrokerError, DelayError, Reach
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.link import Link
@@ -36,6 +36,7 @@ def publish(link: Link, records: Iterable[Outgoing]) -> None:
     that are in sync.
     """
     producer, failed, sent = link.producer(), dict[str, KafkaError](), list[str]()
+    records = iter(records)
 
     def note_held(error: KafkaError | None, record: KafkaMessage) -> None:
         if error is not None:
@@ -60,6 +61,8 @@ def publish(link: Link, records: Iterable[Outgoing]) -> None:
         left = producer.flush(link.config.confirm_seconds + 5)
     except KafkaException as error:
         link.forget_producer()
+        # Those that it did not come to are not confirmed either.
+        sent += [record.message_id for record in records]
         raise _unconfirmed(link, error.args[0], sent, len(sent)) from error
     if left:
         link.forget_producer()
@@ -70,12 +73,14 @@ def publish(link: Link, records: Iterable[Outgoing]) -> None:
         raise _unconfirmed(link, next(iter(failed.values())), failed, len(sent))
 
 
-def _unconfirmed(link: Link, error: KafkaError, message_ids: Iterable[str], total: int) -> Exception:
+def _unconfirmed(link: Link, error: KafkaError, message_ids: Iterable[str], total: int) -> DelayError:
     ids = list(dict.fromkeys(message_ids))
     told = link.failure(error, f"{len(ids)} of {total} records are not confirmed")
-    if isinstance(told, BrokerError):
-        told.unconfirmed = tuple(ids)
-        return told
-    if len(ids) == total and error.code() in MISSING | DENIED | UNFIT:
-        return told
-    return BrokerError(str(told), unconfirmed=ids, may_pass=False)
+    if not isinstance(told, BrokerError) and (len(ids) < total or error.code() not in MISSING | UNFIT):
+        # What is true of one record need not be true of the others, and some are confirmed.
+        told = BrokerError(str(told), may_pass=False, reach=told.reach)
+    if error.code() > 0 and error.code() not in DENIED | LOGIN and told.reach is Reach.BROKER:
+        # The broker has answered, so it is the topic that takes nothing.
+        told.reach = Reach.CHANNEL
+    told.unconfirmed = tuple(ids)
+    return told

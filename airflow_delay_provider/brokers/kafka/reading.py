@@ -22,10 +22,10 @@ SILENCE_SECONDS = 30.0
 Partition = tuple[str, int]
 
 
-def take(consumer: Consumer, wait: float) -> list[Message]:
+def take(consumer: Consumer, wait: float, *, most: int = BATCH) -> list[Message]:
     """Return what is there, after waiting for the first record only."""
     first = consumer.poll(wait)
-    return [] if first is None else [first, *consumer.consume(BATCH - 1, 0)]
+    return [] if first is None else [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]
 
 
 class Reader:
@@ -78,9 +78,9 @@ class Reader:
         if self._opened is not None:
             self._opened.unassign()
 
-    def take(self, wait: float) -> Iterator[tuple[Partition, Message | int]]:
+    def take(self, wait: float, *, most: int = BATCH) -> Iterator[tuple[Partition, Message | int]]:
         """Return where something came from, and the record, or the offset of the end that was reached."""
-        for record in take(self._consumer, wait):
+        for record in take(self._consumer, wait, most=most):
             where, error = (record.topic(), record.partition()), record.error()
             if error is None:
                 yield where, record

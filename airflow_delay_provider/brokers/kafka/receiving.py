@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -20,8 +21,9 @@ from confluent_kafka import Message as KafkaMessage
 from airflow_delay_provider.brokers.kafka import administering, wire
 from airflow_delay_provider.brokers.kafka.progress import Progress, progress_of
 from airflow_delay_provider.brokers.kafka.reading import Partition, Reader, take
+from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.message import Delivery, Message
+from airflow_delay_provider.domain.message import Delivery, GivenUp, Message
 from airflow_delay_provider.exceptions import LifecycleError, UnknownChannelError
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Receiver:
         """Hand out what is there."""
         subscription = self._subscriptions.get(channel)
         if subscription is None:
-            self._partitions_of(channel)
+            partition_count(self._link, channel)
             subscription = self._subscriptions[channel] = _Subscription(self._link, channel, visibility)
         return subscription.hand_out(limit)
 
@@ -57,14 +59,18 @@ class Receiver:
         """Return what could be handed out; who is no consumer of the channel does not become one."""
         if channel in self._subscriptions:
             return self._subscriptions[channel].peek(limit)
-        places = [(channel, number) for number in range(self._partitions_of(channel))]
+        return [delivery.message for delivery in islice(self.look(channel), limit)]
+
+    def look(self, channel: str) -> Iterator[Delivery]:
+        """Return what is not settled, one after the other, without becoming a consumer; none can be settled."""
+        places = [(channel, number) for number in range(partition_count(self._link, channel))]
         reader = Reader(self._link, group=group_of(self._link, channel))
         try:
-            return self._look(reader, places, limit)
+            yield from self._look(reader, places)
         finally:
             reader.close()
 
-    def _look(self, reader: Reader, places: Sequence[Partition], limit: int) -> list[Message]:
+    def _look(self, reader: Reader, places: Sequence[Partition]) -> Iterator[Delivery]:
         partitions = [TopicPartition(*each) for each in places]
         starts = administering.log_starts(self._link, partitions)
         ends = administering.stable_ends(self._link, partitions)
@@ -73,13 +79,9 @@ class Receiver:
             for each in reader.committed(places, seconds=FETCH_SECONDS)
         }
         begin = {where: each.low for where, each in progress.items()}
-        seen = list[Message]()
         for record in reader.read_between(begin, ends):
             if progress[record.topic(), record.partition()].is_waiting(record.offset()):
-                seen.append(_read(record).message)
-            if len(seen) >= limit:
-                break
-        return seen
+                yield _delivery(record, "")
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a message for good."""
@@ -107,15 +109,6 @@ class Receiver:
             if subscription.holds(delivery):
                 return subscription
         raise _no_longer_in_hand(delivery.message.id)
-
-    def _partitions_of(self, channel: str) -> int:
-        wire.check_channel(channel)
-        facts = administering.channel_facts(self._link, channel)
-        if facts is None:
-            raise UnknownChannelError(
-                "channel", f"{self._link.config.name} has no topic {channel!r}", "create it, or correct the name"
-            )
-        return facts.partitions
 
 
 class _Subscription:
@@ -160,18 +153,18 @@ class _Subscription:
             if progress.begin(record.offset()):
                 handle = f"{self._channel}.{record.partition()}.{record.offset()}"
                 self._held[handle] = record
-                deliveries.append(Delivery(message=_read(record).message, handle=handle))
+                deliveries.append(_delivery(record, handle))
         return deliveries
 
     def peek(self, limit: int) -> list[Message]:
         self._fetch(limit)
-        return [_read(record).message for record, _ in zip(self._waiting, range(limit), strict=False)]
+        return [read_record(record).message for record, _ in zip(self._waiting, range(limit), strict=False)]
 
     def holds(self, delivery: Delivery) -> bool:
         return delivery.handle in self._held
 
     def is_dead_letter(self, delivery: Delivery) -> bool:
-        return _read(self._held[delivery.handle]).change is Change.DEAD_LETTERED
+        return read_record(self._held[delivery.handle]).change is Change.DEAD_LETTERED
 
     def settle(self, delivery: Delivery) -> None:
         record = self._held.pop(delivery.handle)
@@ -278,12 +271,24 @@ class _Subscription:
         self._unsaved.clear()
 
 
+def partition_count(link: Link, channel: str) -> int:
+    """Return how many partitions a channel has; refuse one that does not exist."""
+    wire.check_channel(channel)
+    facts = administering.channel_facts(link, channel)
+    if facts is None:
+        raise UnknownChannelError(
+            "channel", f"{link.config.name} has no topic {channel!r}", "create it, or correct the name"
+        )
+    return facts.partitions
+
+
 def group_of(link: Link, channel: str) -> str:
     """Return the consumer group of a channel."""
     return f"{link.config.consumer_group}.{channel}"
 
 
-def _read(record: KafkaMessage) -> wire.Wired:
+def read_record(record: KafkaMessage) -> wire.Wired:
+    """Return what a record of a channel says."""
     return wire.read_message(
         topic=record.topic(),
         position=f"{record.topic()}-{record.partition()}-{record.offset()}",
@@ -292,6 +297,15 @@ def _read(record: KafkaMessage) -> wire.Wired:
         headers=record.headers(),
         timestamp_ms=record.timestamp()[1],
     )
+
+
+def _delivery(record: KafkaMessage, handle: str) -> Delivery:
+    wired = read_record(record)
+    end = None
+    if wired.change is Change.DEAD_LETTERED:
+        # A dead letter is written when the message is given up.
+        end = GivenUp(reason=wired.reason, at=from_ms(record.timestamp()[1]))
+    return Delivery(message=wired.message, handle=handle, given_up=end)
 
 
 def _no_longer_in_hand(message_id: str) -> LifecycleError:

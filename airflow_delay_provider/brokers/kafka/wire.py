@@ -11,11 +11,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - a class
 from typing import Any
 
+from airflow_delay_provider.brokers.kafka.topology import VERSION
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms, from_ms
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import (
@@ -40,12 +42,18 @@ CONTENT_TYPE = "content-type"
 #: What a record means where it is not a schedule: a requeue or a dead letter.
 CHANGE = "delay-change"
 REASON = "delay-reason"
+#: Of a dead letter: the record that it was made of, as topic, partition and offset, and whether something is left out.
+SOURCE = "delay-source"
+TRUNCATED = "delay-truncated"
 
 Headers = list[tuple[str, bytes]]
 #: What a topic may be called that is a channel.
 CHANNEL_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
 MAX_REASON_LENGTH = 2000
 MAX_HEADERS_BYTES = 100_000
+#: The last millisecond of the calendar, and the first one.
+MAX_MS = floor_ms(datetime.max.replace(tzinfo=UTC))
+MIN_MS = ceil_ms(datetime.min.replace(tzinfo=UTC))
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 _ENVELOPE_VERSION = 1
@@ -75,6 +83,7 @@ class Envelope:
         "content_type",
         "deliver_at_ms",
         "handled_count",
+        "headers",
         "key",
         "message_id",
         "more",
@@ -96,11 +105,32 @@ class Envelope:
         self.channel = value[start : (start := start + channel)].decode()
         self.content_type = value[start : (start := start + content_type)]
         self.key = None if key_length < 0 else value[start : (start := start + key_length)]
-        self.more: dict[str, Any] = json.loads(value[start : start + more]) if more else {}
+        if start + more > len(value):
+            raise InvalidMessageError("envelope", "ends too soon", "write it as this package does")
+        self.more: dict[str, Any] = _checked_more(json.loads(value[start : start + more])) if more else {}
         self.payload = value[start + more :]
+        self.headers: Headers | None = None
+
+    def check(self) -> None:
+        """Refuse what readers of the channel or of the journal could not read; anybody may have written it."""
+        require_destination(self.channel)
+        require_message_id(self.message_id.decode())
+        if not 1 <= len(self.content_type) <= 4 * MAX_CONTENT_TYPE_LENGTH:
+            raise InvalidMessageError("content_type", "is no content type", "use one such as application/json")
+        self.content_type.decode()
+        if self.key is not None:
+            self.key.decode()
+        for name, moment_ms in (("deliver_at", self.deliver_at_ms), ("scheduled_at", self.scheduled_at_ms)):
+            if not MIN_MS <= moment_ms <= MAX_MS:
+                raise InvalidMessageError(name, f"{moment_ms} is in no calendar", "use milliseconds since 1970")
 
     def record_headers(self) -> Headers:
         """Return the headers with which the message lies in its channel."""
+        if self.headers is None:
+            self.headers = self._record_headers()
+        return self.headers
+
+    def _record_headers(self) -> Headers:
         headers: Headers = [
             (ID, self.message_id),
             (CONTENT_TYPE, self.content_type),
@@ -139,9 +169,23 @@ class Envelope:
         )
 
 
+def _checked_more(more: Any) -> dict[str, Any]:
+    """Refuse what this package would not have written."""
+    headers = more.get("headers", {}) if isinstance(more, dict) else None
+    if not isinstance(headers, dict) or not isinstance(more.get("reason", ""), str):
+        raise InvalidMessageError("headers", "are no headers", "use a dict of str to str")
+    for name, value in headers.items():
+        if not isinstance(value, str) or not name or "\0" in name:
+            raise InvalidMessageError("headers", f"{name[:100]!r} is no header", "use str without NUL for both")
+        # Half of a pair of surrogates is text in JSON, and nowhere else.
+        (name + value).encode()
+    checked: dict[str, Any] = more
+    return checked
+
+
 def check_message(message: Message) -> None:
     """Refuse what a Kafka record cannot carry."""
-    check_channel(message.channel)
+    require_destination(message.channel)
     if not 0 <= message.priority <= MAX_PRIORITY:
         raise InvalidMessageError("priority", f"{message.priority} is out of range", f"use 0 to {MAX_PRIORITY}")
     if not message.headers and not message.key:
@@ -163,9 +207,19 @@ def check_channel(channel: str) -> None:
     if not CHANNEL_FORM.fullmatch(channel):
         raise InvalidMessageError(
             "channel",
-            f"{channel!r} cannot be a Kafka topic",
+            f"{channel[:250]!r} cannot be a Kafka topic",
             "use 1-249 letters, digits and . _ - starting with a letter, digit or _",
         )
+
+
+@lru_cache(maxsize=1000)
+def require_destination(channel: str) -> None:
+    """Refuse what messages may not be delivered to: Kafka's own topics, and those of any ladder."""
+    check_channel(channel)
+    if channel.startswith("__"):
+        raise InvalidMessageError("channel", f"{channel!r} is one of Kafka's own topics", "use another topic")
+    if channel == VERSION or channel.startswith(f"{VERSION}."):
+        raise InvalidMessageError("channel", f"{channel!r} belongs to a ladder", "use another topic")
 
 
 # -- in the ladder -----------------------------------------------------------------------------------------------
@@ -179,6 +233,16 @@ def write_key(held_until_ms: int, message_id: str) -> bytes:
 def message_id_of(key: bytes) -> str:
     """Return the id of an envelope."""
     return key[8:].decode()
+
+
+def channel_of(value: bytes) -> str | None:
+    """Return the channel of an envelope; None where there is none that could be a topic."""
+    try:
+        length = _HEAD.unpack_from(value)[6]
+        channel = value[_HEAD.size : _HEAD.size + length].decode()
+    except (StructError, UnicodeDecodeError):
+        return None
+    return channel if CHANNEL_FORM.fullmatch(channel) else None
 
 
 def held_until_ms(key: bytes) -> int:
@@ -236,7 +300,7 @@ def write_headers(
     message: Message, *, now_ms: int, topic: str, change: Change | None = None, reason: str | None = None
 ) -> Headers:
     """Return the headers of a message that is put into ``topic`` now."""
-    headers = Envelope(write_key(0, message.id), write_envelope(message, now_ms=now_ms)).record_headers()
+    headers = [*Envelope(write_key(0, message.id), write_envelope(message, now_ms=now_ms)).record_headers()]
     if topic != message.channel:
         headers.append((CHANNEL, message.channel.encode()))
     if change is not None:
@@ -284,7 +348,7 @@ def read_request(
     channel = _text(given.get(CHANNEL))
     if not channel:
         raise InvalidMessageError(CHANNEL, "is missing", "name the topic to deliver to in this header")
-    check_channel(channel)
+    require_destination(channel)
     message = Message(
         id=require_message_id(_text(given.get(ID)) or position),
         channel=channel,

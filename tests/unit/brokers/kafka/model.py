@@ -13,11 +13,12 @@ from typing import NamedTuple
 from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.commands import Place
 from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
-from airflow_delay_provider.brokers.kafka.lane import Lane, Record, Source
+from airflow_delay_provider.brokers.kafka.lane import GOOD, Lane, Opinion, Record, Source, Standing
 from airflow_delay_provider.brokers.kafka.progress import Progress
 from airflow_delay_provider.brokers.kafka.topology import Topology
 
-MAX_NOTE = 4095
+#: What Kafka keeps beside an offset, without the id of the topic and the space before it.
+MAX_NOTE = 4095 - 23
 #: A channel that cannot be written to.
 MISSING = "missing"
 
@@ -70,6 +71,9 @@ class SimulatedKafka:
         self.journal: list[Noted] = []
         self.delivered: list[Delivered] = []
         self.dead: list[Record] = []
+        #: What is known of channels other than that they are good, and which ones were announced.
+        self.opinions: dict[str, Opinion] = {}
+        self.expected: set[str] = set()
         #: How often each message was put into a rung.
         self.rests: Counter[bytes] = Counter()
         self.longest_note = 0
@@ -103,24 +107,37 @@ class Transaction:
         self._effects: list[Callable[[], object]] = []
         self._touched: set[str] = set()
         self._entries: list[Noted] = []
+        self.size = 0
 
     def rest(self, lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
         kafka = self._kafka
+        self.size += len(value)
         assert lane == kafka.lane
         topic = kafka.topology.rung(hold_ms)
         self._touched.add(topic)
         self._effects.append(partial(kafka.logs[topic].append, kafka.now_ms, key, value))
-        self._effects.append(partial(kafka.rests.update, [key[8:]]))
+        # Those that wait for their channel come on top, as many as that needs.
+        if wire.held_until_ms(key) <= wire.Envelope(key, value).deliver_at_ms:
+            self._effects.append(partial(kafka.rests.update, [key[8:]]))
 
-    def deliver(self, lane: int, envelope: wire.Envelope, now_ms: int) -> str | None:
-        assert lane == self._kafka.lane
+    def expect(self, channel: str) -> None:
+        self._kafka.expected.add(channel)
+
+    def judge(self, place: Place, envelope: wire.Envelope) -> Opinion:
+        assert place.lane == self._kafka.lane
         if envelope.channel == MISSING:
-            return "there is no such topic"
-        self._effects.append(partial(self._kafka.delivered.append, Delivered(now_ms, envelope)))
-        return None
+            return Opinion(Standing.REFUSED, "there is no such topic")
+        return self._kafka.opinions.get(envelope.channel, GOOD)
 
-    def bury(self, record: Record, reason: str) -> None:
+    def deliver(self, place: Place, envelope: wire.Envelope, now_ms: int) -> None:
+        assert place.lane == self._kafka.lane
+        self.size += len(envelope.payload)
+        self._effects.append(partial(self._kafka.delivered.append, Delivered(now_ms, envelope)))
+
+    def bury(self, place: Place, record: Record, reason: str, *, most_bytes: int = 15_000_000) -> None:
+        assert place.lane == self._kafka.lane
         assert reason
+        self.size += min(record.size, most_bytes)
         self._effects.append(partial(self._kafka.dead.append, record))
 
     def tell(self, lane: int, entry: bytes) -> None:
@@ -184,7 +201,8 @@ class Dispatcher:
 
     def advance(self, now_ms: int, *, limit: int = 2000) -> int:
         """Do what there is to do."""
-        return self.lane.advance(self._transaction, now_ms, limit=limit)
+        lane, transaction = self.lane, self._transaction
+        return lane.take(transaction, now_ms, limit=limit) + lane.fire(transaction, now_ms, limit=limit)
 
     def commit(self) -> bool:
         """End the transaction and begin another; one who has lost the lane is refused."""
@@ -195,6 +213,12 @@ class Dispatcher:
         transaction.commit(list(self.lane.progress()))
         self.lane.committed()
         return True
+
+    def roll_back(self) -> None:
+        """Abort the transaction, and go on from the last commit with what is in memory."""
+        transaction, self._transaction = self._transaction, Transaction(self._kafka)
+        transaction.abort()
+        self.lane.roll_back()
 
     def crash(self) -> None:
         """Lose everything that is not committed."""

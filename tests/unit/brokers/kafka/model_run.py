@@ -8,7 +8,7 @@ from random import Random
 
 from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
-from airflow_delay_provider.brokers.kafka.lane import Record
+from airflow_delay_provider.brokers.kafka.lane import Opinion, Record, Standing
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import Change
@@ -64,6 +64,7 @@ class RandomRun:
 
     def finish(self) -> bool:
         """Let all time pass with a dispatcher that works, and return whether nothing is left to do."""
+        self.kafka.opinions.clear()
         for _ in range(MANY_TURNS):
             self.dispatcher.fetch_all()
             while self.dispatcher.advance(self.now_ms):
@@ -195,6 +196,17 @@ class RandomRun:
         self.dispatcher.crash()
         self.dispatcher = self._start()
 
+    def roll_back(self) -> None:
+        """Abort a transaction that a bad destination has spoiled."""
+        self.dispatcher.roll_back()
+
+    def forget_channel(self) -> None:
+        """Let nothing be known of a channel for a while."""
+        if self.random.random() < 0.5:
+            self.kafka.opinions["orders"] = Opinion(Standing.UNKNOWN)
+        else:
+            self.kafka.opinions.clear()
+
     def rebalance(self) -> None:
         """Give the lane to another one, after a last commit."""
         self.commit()
@@ -293,6 +305,8 @@ _WEIGHTS: dict[Event, int] = {
     RandomRun.commit: 8,
     RandomRun.work: 6,
     RandomRun.crash: 3,
+    RandomRun.roll_back: 4,
+    RandomRun.forget_channel: 3,
     RandomRun.rebalance: 2,
     RandomRun.lose: 2,
     RandomRun.haunt: 3,

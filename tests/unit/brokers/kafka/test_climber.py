@@ -18,6 +18,7 @@ class Lost:
     """A consumer and an outlet in one, which reach nobody."""
 
     is_open = True
+    is_committing = False
 
     def __init__(self, code: int) -> None:
         self._code = code

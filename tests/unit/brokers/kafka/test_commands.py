@@ -7,19 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delay_provider.brokers.kafka.commands import Command, Place
+from airflow_delay_provider.brokers.kafka.wire import MAX_MS, MIN_MS
 from airflow_delay_provider.domain.lifecycle import Change
 
-texts = st.text(st.characters(codec="utf-8"), max_size=40)
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40).filter(str.isprintable)
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True)
 places = st.builds(Place, topic=topics, lane=st.integers(0, 999), offset=st.integers(0, 2**62))
 commands = st.builds(
     Command,
-    id=texts,
-    change=st.sampled_from(Change),
-    message_id=texts,
-    channel=texts,
+    id=ids,
+    change=st.sampled_from([Change.CANCELLED, Change.RESCHEDULED, Change.EXPEDITED]),
+    message_id=ids,
+    channel=st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,60}", fullmatch=True),
     place=places,
-    deliver_at_ms=st.integers(-(2**62), 2**62),
+    deliver_at_ms=st.integers(MIN_MS, MAX_MS),
     envelope=st.binary(max_size=60),
 )
 

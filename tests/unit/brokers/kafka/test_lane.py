@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.kafka import lane, wire
-from airflow_delay_provider.brokers.kafka.lane import Record, Source
+from airflow_delay_provider.brokers.kafka import lane, progress, wire
+from airflow_delay_provider.brokers.kafka.lane import Opinion, Record, Source, Standing
 from airflow_delay_provider.brokers.kafka.progress import Progress
 from airflow_delay_provider.brokers.kafka.topology import COVER_MS, Topology
 from airflow_delay_provider.domain.lifecycle import Change
@@ -224,6 +224,35 @@ def test_a_lane_does_about_as_many_steps_as_it_may(bench: Bench) -> None:
     assert len(bench.delivered) == 30
 
 
+def test_a_transaction_with_many_bytes_takes_in_no_more_and_still_gives_out_what_is_due(bench: Bench) -> None:
+    """D6: due messages would wait until the broker has stored a flood of large ones."""
+    bench.schedule("due", 1_000)
+    bench.work()
+    bench.set_clock(START_MS + 1_000)
+    for number in range(10):
+        bench.schedule(f"large-{number}", 60_000, payload=bytes(300_000))
+    bench.dispatcher.fetch_all()
+    assert bench.dispatcher.advance(bench.now_ms) == 2 + 1
+    bench.dispatcher.commit()
+    assert bench.delivered == [("due", 1_000)]
+    bench.work()
+    assert all(bench.rung_of(f"large-{number}") for number in range(10))
+
+
+def test_a_flood_of_large_records_in_one_partition_takes_no_turn_from_another(bench: Bench) -> None:
+    """D6"""
+    for _ in range(10):
+        bench.put(bench.topology.control, b"k", bytes(300_000))
+        bench.put(bench.topology.rung(2_000), b"k", bytes(300_000))
+    bench.schedule("other", 1_000)
+    bench.set_clock(START_MS + 1_000)
+    bench.dispatcher.fetch_all()
+    bench.dispatcher.advance(bench.now_ms)
+    bench.dispatcher.commit()
+    assert bench.delivered == [("other", 1_000)]
+    assert len(bench.kafka.dead) == 10 + 2
+
+
 def test_a_lane_with_full_memory_waits_for_its_next_due_message(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """D6: it takes in no more, and does not run in circles meanwhile."""
     monkeypatch.setattr(lane, "MAX_HELD", 2)
@@ -356,3 +385,86 @@ def test_whatever_lies_in_a_topic_is_buried_once_and_stops_nobody(
     assert [(each.key, each.value) for each in bench.kafka.dead] == [(key, value)]
     assert bench.delivered == [("m2", 4_000)]
     assert bench.told == [("m2", Change.SCHEDULED), ("m2", Change.DISPATCHED)]
+
+
+# -- channels that are not known, or not available -------------------------------------------------------------------
+
+
+def test_a_message_whose_channel_is_not_known_yet_waits_for_that_and_keeps_its_order(bench: Bench) -> None:
+    """C4: others are delivered meanwhile."""
+    bench.kafka.opinions["orders"] = Opinion(Standing.UNKNOWN)
+    bench.schedule("m1", 1_000, key="k")
+    bench.schedule("m2", 1_010, key="k")
+    bench.schedule("other", 1_005, channel="invoices")
+    bench.set_clock(START_MS + 1_020)
+    bench.work()
+    assert bench.kafka.expected == {"orders", "invoices"}
+    assert [id for id, _ in bench.delivered] == ["other"]
+    bench.kafka.opinions.clear()
+    bench.pass_to(2_000)
+    assert [id for id, _ in bench.delivered] == ["other", "m1", "m2"]
+
+
+def test_a_backlog_for_a_channel_that_is_not_known_yet_comes_as_soon_as_it_is(bench: Bench) -> None:
+    """A dispatcher that begins knows of no channel for a moment."""
+    bench.kafka.opinions["orders"] = Opinion(Standing.UNKNOWN)
+    for number in range(1_000):
+        bench.schedule(f"m{number}", 1_000)
+    bench.set_clock(START_MS + 5_000)
+    bench.work()
+    bench.kafka.opinions.clear()
+    bench.pass_to(5_100)
+    assert len(bench.delivered) == 1_000
+
+
+def test_messages_that_wait_for_their_channel_keep_no_partition_from_being_read_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They rest again before there is no room left for what lies behind them, and nothing of them is lost."""
+    monkeypatch.setattr(progress, "FEW_OPEN", 10)
+    monkeypatch.setattr(progress, "SHORT_SPAN", 40)
+    bench.kafka.opinions["orders"] = Opinion(Standing.UNKNOWN)
+    for number in range(30):
+        bench.schedule(f"waits-{number}", 1_000)
+    for number in range(100):
+        bench.schedule(f"other-{number}", 2_000, channel="invoices")
+    bench.pass_to(2_100)
+    assert len(bench.delivered) == 100
+    bench.kafka.opinions.clear()
+    bench.pass_to(15_000)
+    assert len({id for id, _ in bench.delivered}) == len(bench.delivered) == 130
+
+
+def test_a_message_whose_channel_cannot_be_written_to_now_rests_again(bench: Bench) -> None:
+    """A25: what may pass ends no message."""
+    bench.kafka.opinions["orders"] = Opinion(Standing.UNAVAILABLE, "no leader")
+    bench.schedule("m1", 1_000)
+    bench.pass_to(25_000)
+    assert bench.delivered == []
+    assert bench.rung_of("m1") is not None
+    bench.kafka.opinions.clear()
+    bench.pass_to(40_000)
+    assert [id for id, _ in bench.delivered] == ["m1"]
+    assert bench.told == [("m1", Change.SCHEDULED), ("m1", Change.DISPATCHED)]
+    assert bench.kafka.journal[-1].deliver_at_ms == START_MS + 1_000
+
+
+def test_a_record_that_somebody_put_into_a_rung_for_long_holds_up_nobody_behind_it(bench: Bench) -> None:
+    """B37: it goes where its delay belongs."""
+    bench.put(bench.topology.rung(2_000), *bench.envelope("forged", DAY_MS))
+    bench.schedule("m1", 3_000)
+    bench.pass_to(3_000)
+    assert bench.delivered == [("m1", 3_000)]
+    bench.pass_to(DAY_MS)
+    assert bench.delivered[1:] == [("forged", DAY_MS)]
+
+
+def test_a_record_that_was_given_up_is_buried_and_told_of(bench: Bench) -> None:
+    bench.schedule("m1", 60_000)
+    bench.schedule("m2", 1_000)
+    bench.dispatcher.fetch_all()
+    bench.dispatcher.lane.sources[bench.topology.inbox].condemned[0] = ("nobody knows why", True)
+    bench.pass_to(1_000)
+    assert [each.offset for each in bench.kafka.dead] == [0]
+    assert bench.delivered == [("m2", 1_000)]
+    assert bench.told[:2] == [("m1", Change.SCHEDULED), ("m1", Change.DEAD_LETTERED)]

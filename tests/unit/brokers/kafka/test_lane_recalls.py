@@ -170,3 +170,12 @@ def test_a_command_with_a_message_that_nobody_can_read_is_buried_when_it_is_due(
     bench.pass_to(2_000)
     assert bench.delivered == [("m2", 2_000)]
     assert len(bench.kafka.dead) == 1
+
+
+def test_a_command_that_names_a_record_of_another_lane_is_refused(bench: Bench) -> None:
+    """B37: the record of this lane at the same offset is another message."""
+    place = bench.schedule("m1", 1_000)
+    bench.command("m1", Place(topic=place.topic, lane=place.lane + 1, offset=place.offset))
+    bench.pass_to(1_000)
+    assert [answer.obeyed for answer in bench.answers] == [False]
+    assert bench.delivered == [("m1", 1_000)]

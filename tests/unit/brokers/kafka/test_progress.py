@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.kafka.progress import FEW_OPEN, SHORT_SPAN, Progress, progress_of
+from airflow_delay_provider.brokers.kafka.progress import FEW_OPEN, SHORT_SPAN, Progress, note_of, progress_of
 from tests.unit.brokers.kafka.model import MAX_NOTE
 
 gaps = st.integers(1, 3) | st.integers(1, 300) | st.integers(1, 100_000)
@@ -150,3 +150,23 @@ def test_a_note_is_read_with_its_offset() -> None:
     before = begun(7, 8, 9, done={8})
     committed = SimpleNamespace(topic="inbox", partition=0, offset=before.low, metadata=before.note())
     assert [*progress_of(committed, {}).open] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("offset", "noted_id", "topic_id", "end", "low"),
+    [
+        (5, "A", "A", 9, 5),
+        (5, "A", "B", 9, 0),
+        (5, "", "B", 9, 5),
+        (5, "", "B", 3, 0),
+        (5, "A", "A", 3, 3),
+        (5, "", "", 9, 5),
+    ],
+)
+def test_progress_of_a_topic_that_was_created_again_begins_with_its_first_record(
+    offset: int, noted_id: str, topic_id: str, end: int, low: int
+) -> None:
+    """D18: the id tells; where there is none, an offset beyond the end does."""
+    known = Progress(offset)
+    committed = SimpleNamespace(topic="inbox", partition=3, offset=offset, metadata=note_of(known, noted_id))
+    assert progress_of(committed, {("inbox", 3): 0}, ends={("inbox", 3): end}, topic_id=topic_id).low == low
