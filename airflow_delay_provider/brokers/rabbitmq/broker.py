@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pika import BasicProperties
 
-from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Broker, Finding, Outcome, Provisioned, Receipt
-from airflow_delay_provider.brokers.rabbitmq import declaring, wire
+from airflow_delay_provider.brokers.base import (
+    DEFAULT_VISIBILITY,
+    Broker,
+    Finding,
+    KeepsUndelivered,
+    Outcome,
+    Provisioned,
+    Receipt,
+)
+from airflow_delay_provider.brokers.dead_letters import replay_from, require_channel_of
+from airflow_delay_provider.brokers.rabbitmq import declaring, removal, wire
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.brokers.rabbitmq.inspecting import verify
 from airflow_delay_provider.brokers.rabbitmq.journal import JournalReader
 from airflow_delay_provider.brokers.rabbitmq.link import Link
 from airflow_delay_provider.brokers.rabbitmq.management import wake_queues
+from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages
+from airflow_delay_provider.brokers.rabbitmq.relays import Relays, count_held
+from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
+from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms, from_ms
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message
@@ -29,8 +45,12 @@ from airflow_delay_provider.exceptions import (
     UnknownChannelError,
 )
 
+log = logging.getLogger(__name__)
 
-class RabbitMQBroker(Broker, Provisioned):
+REPLAY_AT_ONCE = 500
+
+
+class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
     """At least once from ``schedule`` to the channel, with no process of ours in between.
 
     A message that is confirmed lies in a durable queue, and each queue lets go of it only when the next one has it
@@ -47,7 +67,7 @@ class RabbitMQBroker(Broker, Provisioned):
         self.config = config
         self.topology = config.topology
         self._link = Link(config)
-        self._journal = JournalReader(self._link.session_with_ladder, self.clock)
+        self._journal = JournalReader(self._link.session_with_ladder, self.clock, Relays(config))
 
     # -- scheduling ----------------------------------------------------------------------------------------------
 
@@ -145,13 +165,26 @@ class RabbitMQBroker(Broker, Provisioned):
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
-    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
+    def receive(
+        self,
+        channel: str,
+        *,
+        limit: int = 1,
+        visibility: timedelta = DEFAULT_VISIBILITY,
+        wait: timedelta = timedelta(0),
+    ) -> list[Delivery]:
         # RabbitMQ hands out again what is unsettled when its consumer's connection ends, not after a time.
         del visibility
-        return self._link.receiver().receive(_queue_of(channel), limit, self.clock.now())
+        return self._link.receiver().receive(_queue_of(channel), limit, self.clock.now(), wait=wait.total_seconds())
 
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
         return self._link.receiver().peek(_queue_of(channel), limit, self.clock.now())
+
+    def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
+        return RabbitMQSharedConsumer(self._link, self.clock, on_change=on_change)
+
+    def counts_returns(self) -> bool:
+        return self._link.session().counts_returns
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         receiver = self._link.receiver()
@@ -159,12 +192,11 @@ class RabbitMQBroker(Broker, Provisioned):
             receiver.ack(delivery)
 
     def release(self, deliveries: Sequence[Delivery], *, delay: timedelta = timedelta(0)) -> None:
-        receiver = self._link.receiver()
+        if delay <= timedelta(0):
+            self._link.receiver().give_back(deliveries)
+            return
         for delivery in deliveries:
-            if delay <= timedelta(0):
-                receiver.give_back(delivery)
-            else:
-                self._repost(delivery, delivery.message, delay, Change.REQUEUED, "given back unhandled")
+            self._repost(delivery, delivery.message, delay, Change.REQUEUED, "given back unhandled")
 
     def requeue(self, delivery: Delivery, delay: timedelta, *, reason: str | None = None) -> None:
         now = self.clock.now()
@@ -203,6 +235,20 @@ class RabbitMQBroker(Broker, Provisioned):
         self._publish([message], channel=channel, delay_ms=delay_ms, change=change, reason=reason)
         receiver.ack(delivery)
 
+    # -- replay --------------------------------------------------------------------------------------------------
+
+    def count_dead(self, selection: DeadLetters) -> DeadCount:
+        queue = _queue_of(require_channel_of(selection, "RabbitMQ"))
+        try:
+            waiting = declaring.message_count(self._link.session(), queue)
+        except UnknownChannelError:
+            return DeadCount(count=0)
+        # To look at messages would be to hand them out, which counts.
+        return DeadCount(count=waiting, is_exact=selection.is_whole_channel or not waiting)
+
+    def replay(self, selection: DeadLetters) -> Replayed:
+        return replay_from(self, selection, [require_channel_of(selection, "RabbitMQ")])
+
     # -- journal -------------------------------------------------------------------------------------------------
 
     def journal_end(self) -> str:
@@ -235,15 +281,59 @@ class RabbitMQBroker(Broker, Provisioned):
 
     def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
         self._link.forget_ladder()
-        declaring.delete(self._link.session(), self.topology, even_if_messages_wait=even_if_messages_wait)
+        removal.delete(self._link.session(), self.topology, even_if_messages_wait=even_if_messages_wait)
         return self.topology.prefix
+
+    # -- what channels do not take -------------------------------------------------------------------------------
+
+    def count_refused(self) -> Mapping[str, int] | None:
+        return count_held(self.config) if self.config.management_url is not None else None
+
+    def count_parked(self) -> int:
+        try:
+            return declaring.message_count(self._link.session(), self.topology.unroutable)
+        except UnknownChannelError:
+            return 0
+
+    def count_parked_by_channel(self) -> Mapping[str, int]:
+        with ParkedMessages(self._link.session()) as parked:
+            return Counter(message.channel for message in parked.take_all(self.clock))
+
+    def replay_parked(self, channels: Sequence[str] = ()) -> Mapping[str, int]:
+        sent: Counter[str] = Counter()
+        with ParkedMessages(self._link.session()) as parked:
+            while batch := parked.take(REPLAY_AT_ONCE, self.clock):
+                wanted = {each: message for each, message in batch.items() if self._can_replay(message, channels)}
+                # After a tick, so that they take the way of all others: the journal tells of it, and what a channel
+                # refuses waits in its relay.
+                self._publish(list(wanted.values()), delay_ms=1, change=Change.REQUEUED, reason="was parked")
+                parked.ack(wanted)
+                sent.update(message.channel for message in wanted.values())
+        return sent
+
+    def _can_replay(self, message: Message, channels: Sequence[str]) -> bool:
+        if channels and message.channel not in channels:
+            return False
+        try:
+            wire.check_message(message)
+            self.check_channels([message.channel])
+        except InvalidMessageError as error:
+            log.warning("Message %r stays parked: %s", message.id, error)
+            return False
+        return message.channel != self.topology.unroutable
 
     # -- life ----------------------------------------------------------------------------------------------------
 
+    def _settings(self) -> object:
+        return self.config
+
     def check(self) -> str:
         session = self._link.session()
-        there = declaring.is_declared(session, self.topology)
-        state = "is ready" if there else "is created with the first message"
+        state = {
+            True: "is ready",
+            False: "is created with the first message",
+            None: f"cannot be seen by user {self.config.login!r}, who has no permission on it, see docs/rabbitmq.md",
+        }[declaring.is_declared(session, self.topology)]
         return f"{self.config.name}: {session.server} answers; the ladder {self.topology.prefix} {state}"
 
     def close(self) -> None:

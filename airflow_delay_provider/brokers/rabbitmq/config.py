@@ -143,6 +143,8 @@ def _read_topology(settings: Mapping[str, Any]) -> Topology:
         given["queue_type"] = QueueType(kind)
     except ValueError:
         raise ConfigurationError(f"queue_type: {kind!r} is unknown; use one of {', '.join(QueueType)}") from None
+    if namespace := settings.get("prefix"):
+        given["namespace"] = str(namespace)
     if (tick := read_number(settings, "tick")) is not None:
         given["tick_ms"] = round(tick * 1000)
     if (most := read_number(settings, "max_length", least=1)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.session import Session
 
 
+#: RabbitMQ 3.10 mixes up the order of more messages that are given back in one command.
+MOST_TOGETHER = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Pushed:
     """One message as the broker handed it over."""
@@ -34,11 +39,18 @@ class Pushed:
 class Consumption:
     """A channel on which messages of one queue are pushed while a consumer runs, and settled by hand."""
 
-    def __init__(self, session: Session, queue: str) -> None:
+    def __init__(self, session: Session, queue: str, *, on_change: Callable[[], None] | None = None) -> None:
+        """Open the channel.
+
+        :param on_change: called in the session's thread when something has come or the channel has ended.
+        """
         self.queue = queue
+        self._on_change = on_change
         self.channel = session.open_channel()
         self._session = session
         self._buffer: deque[Pushed] = deque()
+        #: The consumer of each message that is not settled, by tag, in the order in which they came.
+        self._unsettled: dict[int, str] = {}
         self._arrived = threading.Condition()
         self._ended = False
         self.channel.on_closed.append(lambda _reason: self._end())
@@ -67,6 +79,8 @@ class Consumption:
         def begin(future: Future[None]) -> None:
             if consumer_tag in self.channel.raw.consumer_tags:
                 self.channel.raw.basic_cancel(consumer_tag, callback=lambda _frame: answer(future, None))
+                # Else the library would reject what comes before the answer, which counts a delivery on every version.
+                self.channel.raw._cancelled.discard(consumer_tag)
             else:
                 answer(future, None)
 
@@ -85,24 +99,62 @@ class Consumption:
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         """Acknowledge a message, or all up to it."""
+        self._forget(tag, multiple=multiple)
         self.channel.tell("basic_ack", delivery_tag=tag, multiple=multiple)
 
-    def give_back(self, tag: int) -> None:
-        """Let the broker hand it out again."""
-        self.channel.tell("basic_nack", delivery_tag=tag, requeue=True)
+    def give_back(self, tags: Iterable[int]) -> None:
+        """Let the broker hand messages out again, in the order in which they came.
+
+        In few commands: of many a closing channel drops all but the first 32, which counts a delivery.
+        """
+        for tag, multiple in self._runs(set(tags)):
+            self._forget(tag, multiple=multiple)
+            self.channel.tell("basic_nack", delivery_tag=tag, multiple=multiple, requeue=True)
 
     def close(self) -> None:
         """End it; what was not settled goes back."""
         self.channel.close()
 
+    def _runs(self, tags: set[int]) -> Iterator[tuple[int, bool]]:
+        """Return the commands that cover just these tags, each as the last tag and whether it is for all up to it.
+
+        A command for all up to a tag is possible where nothing before stays in hand. It keeps the order within one
+        consumer only, since RabbitMQ goes through the consumers in any order.
+        """
+        with self._arrived:
+            unsettled = list(self._unsettled.items())
+        run, of, is_first = list[int](), "", True
+        for tag, consumer in unsettled:
+            is_next = is_first and tag in tags and consumer == of and len(run) < MOST_TOGETHER
+            if run and not is_next:
+                yield run[-1], is_first
+                run = []
+            if tag in tags:
+                run, of = [*run, tag], consumer
+            else:
+                is_first = False
+        if run:
+            yield run[-1], is_first
+
+    def _forget(self, tag: int, *, multiple: bool) -> None:
+        with self._arrived:
+            for settled in [each for each in self._unsettled if each <= tag] if multiple else [tag]:
+                self._unsettled.pop(settled, None)
+
     def _on_message(
         self, _channel: Channel, method: spec.Basic.Deliver, properties: BasicProperties, body: bytes
     ) -> None:
         with self._arrived:
+            self._unsettled[method.delivery_tag] = method.consumer_tag
             self._buffer.append(Pushed(method.delivery_tag, method.exchange, properties, body))
-            self._arrived.notify_all()
+            self._tell()
 
     def _end(self) -> None:
         with self._arrived:
             self._ended = True
-            self._arrived.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._arrived.notify_all()
+        if self._on_change is not None:
+            self._on_change()

@@ -1,4 +1,4 @@
-"""The ladder on the broker: created, checked and taken away again."""
+"""The ladder on the broker: created and checked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from airflow_delay_provider.brokers.rabbitmq.errors import (
     reply_code,
     translate,
 )
-from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL, UNROUTABLE, Exchange, Queue, Topology, is_exchange
-from airflow_delay_provider.exceptions import MessagesWaitError, UnknownChannelError
+from airflow_delay_provider.brokers.rabbitmq.topology import Binding, Exchange, Queue, Topology, is_exchange
+from airflow_delay_provider.exceptions import UnknownChannelError
 
 if TYPE_CHECKING:
+    from pika import spec
+
     from airflow_delay_provider.brokers.rabbitmq.session import AmqpChannel, Session
 
 #: How long the broker may keep in memory alone that a quorum queue exists; measured: 0.8 to 1 s.
@@ -49,49 +51,54 @@ def declare(session: Session, topology: Topology) -> None:
         is_new = not is_declared(session, topology)
         for exchange in topology.exchanges():
             channel.tell("exchange_declare", **_exchange_arguments(exchange))
-        has_journal = topology.journal and _exists(session, Queue(name=JOURNAL))
+        # Ladders share these two, whatever age the journal was given, and however the parking was made.
+        kept = [name for name in (topology.journal_name, topology.unroutable) if exists(session, Queue(name=name))]
         for queue in topology.queues():
-            # Other ladders write to the same journal, whatever age it was given.
-            if queue.name != JOURNAL or not has_journal:
+            if queue.name not in kept:
                 channel.tell("queue_declare", **_queue_arguments(queue))
         for binding in topology.bindings():
-            method = "exchange_bind" if binding.to_exchange else "queue_bind"
-            source = "source" if binding.to_exchange else "exchange"
-            target = "destination" if binding.to_exchange else "queue"
-            channel.tell(method, **{target: binding.destination, source: binding.source, "routing_key": binding.key})
-        if topology.journal and not has_journal:
+            method, arguments = _binding_call(binding)
+            channel.tell(method, **arguments)
+        if topology.journal and topology.journal_name not in kept:
             # So that nobody finds it empty: the position of its last record is where readers begin.
-            channel.tell("basic_publish", exchange=JOURNAL, routing_key="", body=b"")
+            channel.tell("basic_publish", exchange=topology.journal_name, routing_key="", body=b"")
         if is_new:
             _settle(channel)
         _declare_exchange(channel, Exchange(name=topology.ready, kind="fanout"))
 
 
-def is_declared(session: Session, topology: Topology) -> bool:
-    """Whether the ladder was created; one look."""
-    return _exists(session, Exchange(name=topology.ready, kind="fanout"))
+def is_declared(session: Session, topology: Topology) -> bool | None:
+    """Whether the ladder was created; None for a user who may look at nothing of it, and so could not create it.
+
+    Who may only publish can see the entries. What is published while the rest is being created finds no way, and
+    comes back, because the way on is there before the journal's.
+    """
+    is_ready = exists(session, Exchange(name=topology.ready, kind="fanout"))
+    return is_ready if is_ready is not None else exists(session, Exchange(name=topology.entry(None), kind="fanout"))
 
 
-def is_begun(session: Session, topology: Topology) -> bool:
-    """Whether anything of the ladder is there; its exit comes first."""
-    return is_declared(session, topology) or _exists(session, Exchange(name=topology.exit, kind="topic"))
+def is_begun(session: Session, topology: Topology) -> bool | None:
+    """Whether anything of the ladder is there; its exit comes first. None for a user who may not look."""
+    there = is_declared(session, topology)
+    return exists(session, Exchange(name=topology.exit, kind="topic")) if there is False else there
 
 
 def bind_channel(session: Session, topology: Topology, channel: str) -> None:
     """Make sure that a channel exists and that the ladder leads to it.
 
-    A user who may not bind relies on somebody who has: then it is enough that the queue is there, and what has no route
-    after all goes to the unroutable queue.
+    A user who may not bind relies on somebody who has: then it is enough that the queue is there, or that this user may
+    not look whether it is, and what has no route after all goes to the unroutable queue.
     """
     try:
         with calls(session) as amqp:
-            queue = channel
             if is_exchange(channel):
                 amqp.ask("exchange_declare", exchange=channel.partition(":")[0], passive=True)
-                relay = topology.relay_queue(channel)
-                _declare_lasting_queue(session, amqp, relay)
-                queue = relay.name
-            amqp.ask("queue_bind", queue=queue, exchange=topology.exit, routing_key=topology.exit_key(channel))
+            else:
+                amqp.ask("queue_declare", queue=channel, passive=True)
+            _declare_lasting_queue(session, amqp, topology.relay_queue(channel))
+            for binding in topology.channel_bindings(channel):
+                method, arguments = _binding_call(binding)
+                amqp.ask(method, **arguments)
     except Exception as error:
         cause = error.__cause__
         if cause is not None and reply_code(cause) == NOT_FOUND:
@@ -111,6 +118,17 @@ def declare_queue(session: Session, topology: Topology, name: str) -> None:
 
 def message_count(session: Session, queue: str) -> int:
     """Return how many messages of a queue could be handed out now; refuse a queue that does not exist."""
+    count: int = _look_at(session, queue).message_count
+    return count
+
+
+def consumer_count(session: Session, queue: str) -> int:
+    """Return how many consumers a queue has; refuse a queue that does not exist."""
+    count: int = _look_at(session, queue).consumer_count
+    return count
+
+
+def _look_at(session: Session, queue: str) -> spec.Queue.DeclareOk:
     channel = session.open_channel()
     try:
         answer = channel.ask("queue_declare", queue=queue, passive=True)
@@ -120,28 +138,8 @@ def message_count(session: Session, queue: str) -> int:
         raise translate(error, session.config) from error
     finally:
         channel.close()
-    count: int = answer.method.message_count
-    return count
-
-
-def delete(session: Session, topology: Topology, *, even_if_messages_wait: bool = False) -> None:
-    """Take a ladder away; the journal and the unroutable queue, which ladders share, stay.
-
-    The way in is closed first, so that nothing enters a ladder that is being taken down.
-    """
-    waiting = {rung.name: n for rung in topology.rungs() if (n := _count_if_there(session, rung.name))}
-    if waiting and not even_if_messages_wait:
-        raise MessagesWaitError(
-            f"{sum(waiting.values())} messages wait in {len(waiting)} queues of {topology.prefix} and would be lost;"
-            " wait until they are delivered, or add --force to lose them"
-        )
-    with calls(session) as channel:
-        for exchange in (Exchange(name=topology.ready, kind="fanout"), *reversed(list(topology.exchanges()))):
-            if exchange.name not in (UNROUTABLE, JOURNAL):
-                channel.tell("exchange_delete", exchange=exchange.name)
-        for queue in topology.queues():
-            if queue.name not in (UNROUTABLE, JOURNAL):
-                channel.ask("queue_delete", queue=queue.name)
+    found: spec.Queue.DeclareOk = answer.method
+    return found
 
 
 def find_wrong(session: Session, topology: Topology) -> Iterator[Finding]:
@@ -151,7 +149,8 @@ def find_wrong(session: Session, topology: Topology) -> Iterator[Finding]:
     unchecked = 0
     for thing in things:
         name = f"{'exchange' if isinstance(thing, Exchange) else 'queue'} {thing.name}"
-        if not _exists(session, thing):
+        is_there = exists(session, thing)
+        if is_there is False:
             yield Finding(text=f"{name} is missing; run `airflow delay topology create`")
             continue
         try:
@@ -159,7 +158,7 @@ def find_wrong(session: Session, topology: Topology) -> Iterator[Finding]:
         except PermissionDeniedError:
             unchecked += 1
             continue
-        if text is not None and thing.name == JOURNAL:
+        if text is not None and thing.name == topology.journal_name:
             yield Finding(text=f"{name} keeps its records for another time ({text})", is_problem=False)
         elif text is not None:
             yield Finding(text=f"{name} has other arguments ({text}); delete it once it is empty, then create again")
@@ -187,7 +186,12 @@ def _difference(session: Session, thing: Exchange | Queue) -> str | None:
     return None
 
 
-def _exists(session: Session, thing: Exchange | Queue) -> bool:
+def exists(session: Session, thing: Exchange | Queue) -> bool | None:
+    """Whether something is there; None where the broker does not say.
+
+    From 4.x on it does not to a user who has no right on a thing of that name, whether it is there or not; some
+    releases (4.2.6, 4.3.0) want the right to configure it.
+    """
     channel = session.open_channel()
     try:
         if isinstance(thing, Exchange):
@@ -195,26 +199,22 @@ def _exists(session: Session, thing: Exchange | Queue) -> bool:
         else:
             channel.ask("queue_declare", queue=thing.name, passive=True)
     except pika_errors.ChannelClosed as error:
-        if reply_code(error) == NOT_FOUND:
-            return False
+        match reply_code(error):
+            case 404:
+                return False
+            case 403:
+                return None
         raise translate(error, session.config) from error
     finally:
         channel.close()
     return True
 
 
-def _count_if_there(session: Session, queue: str) -> int:
-    try:
-        return message_count(session, queue)
-    except UnknownChannelError:
-        return 0
-
-
 def _require_bound_by_others(
     session: Session, topology: Topology, channel: str, refusal: PermissionDeniedError
 ) -> None:
     queue = topology.relay(channel) if is_exchange(channel) else channel
-    if not _exists(session, Queue(name=queue)):
+    if exists(session, Queue(name=queue)) is False:
         if is_exchange(channel):
             raise refusal
         raise UnknownChannelError(*_missing(session, channel)) from refusal
@@ -236,7 +236,7 @@ def _declare_queue(channel: AmqpChannel, queue: Queue) -> None:
 
 def _declare_lasting_queue(session: Session, channel: AmqpChannel, queue: Queue) -> None:
     """Declare a queue and return once it outlives a killed broker, at once if it was there before."""
-    is_new = not _exists(session, queue)
+    is_new = not exists(session, queue)
     _declare_queue(channel, queue)
     if is_new:
         _settle(channel)
@@ -260,6 +260,14 @@ def _exchange_arguments(exchange: Exchange) -> dict[str, Any]:
         "durable": True,
         "arguments": dict(exchange.arguments),
     }
+
+
+def _binding_call(binding: Binding) -> tuple[str, dict[str, Any]]:
+    if binding.to_exchange:
+        ends = {"source": binding.source, "destination": binding.destination}
+        return "exchange_bind", ends | {"routing_key": binding.key}
+    ends = {"exchange": binding.source, "queue": binding.destination}
+    return "queue_bind", ends | {"routing_key": binding.key}
 
 
 def _queue_arguments(queue: Queue) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pika import exceptions as pika_errors
 
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, DelayError
+from airflow_delay_provider.exceptions import BrokerError, ChannelError, DelayError, PayloadError, Reach
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
+#: The broker's words for a message above its max_message_size.
+_TOO_LARGE = "larger than"
 
 
 class PermissionDeniedError(BrokerError):
@@ -31,10 +33,23 @@ def translate(error: BaseException, config: RabbitMQConfig) -> DelayError:
     match reply_code(error):
         case 403 if isinstance(error, pika_errors.ChannelClosed):
             return PermissionDeniedError(
-                f"{config.name}: user {config.login!r} lacks a permission ({text}); grant it, see docs/rabbitmq.md"
+                f"{config.name}: user {config.login!r} lacks a permission ({text}); grant it, see docs/rabbitmq.md",
+                reach=Reach.CHANNEL,
+            )
+        case 406 if isinstance(error, pika_errors.ChannelClosed) and _TOO_LARGE in text:
+            return PayloadError(
+                "payload",
+                f"{config.name} refuses it ({text})",
+                "send a reference to the data, or raise max_message_size of the broker",
+            )
+        case 404 if isinstance(error, pika_errors.ChannelClosed):
+            return BrokerError(
+                f"{config.name}: a part of the ladder or a queue is missing ({text});"
+                " create it with `airflow delay topology create`",
+                reach=Reach.CHANNEL,
             )
         case 406 if isinstance(error, pika_errors.ChannelClosed):
-            return ConfigurationError(
+            return ChannelError(
                 f"{config.name}: an object exists with other arguments ({text});"
                 " look with `airflow delay topology verify`"
             )

@@ -53,7 +53,7 @@ class Link:
         """Return the open connection to a broker on which the ladder exists, created if need be."""
         session = self.session()
         if not self._ladder_is_there:
-            if not declaring.is_declared(session, self.config.topology):
+            if declaring.is_declared(session, self.config.topology) is False:
                 log.info("Creating the ladder %s on %s", self.config.topology.prefix, self.config.name)
                 declaring.declare(session, self.config.topology)
             self._ladder_is_there = True
@@ -77,7 +77,7 @@ class Link:
             try:
                 declaring.bind_channel(session, self.config.topology, channel)
             except UnknownChannelError:
-                if declaring.is_declared(session, self.config.topology):
+                if declaring.is_declared(session, self.config.topology) is not False:
                     raise
                 # The ladder is what is missing: it was deleted under this client.
                 self.forget_ladder()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pika import BasicProperties
 
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import BrokerError, Reach
 
 if TYPE_CHECKING:
     from pika import spec
@@ -47,7 +47,7 @@ class Publisher:
         return self._session.is_open and self._channel.closed is None
 
     def publish(self, messages: Sequence[Message], prepare: Prepare) -> None:
-        """Publish all; on any failure raise ``BrokerError`` with the ids that are not confirmed.
+        """Publish all; on any failure raise with the ids that are not confirmed.
 
         ``prepare`` is asked just before a message leaves, so that its delay is counted from then.
         """
@@ -64,8 +64,7 @@ class Publisher:
             batch.require_confirmed(self._session.config.name)
         except Exception as error:
             told = translate(error, self._session.config)
-            if isinstance(told, BrokerError):
-                told.unconfirmed = batch.unconfirmed()
+            told.unconfirmed = batch.unconfirmed()
             raise told from error
         finally:
             self._batch = None
@@ -164,10 +163,12 @@ class _Batch:
         if self._nacked:
             raise BrokerError(
                 f"{broker}: refused {len(self._nacked)} of {len(self.messages)} messages, a queue is full;"
-                " consume what waits or raise its max_length, then publish these again"
+                " consume what waits or raise its max_length, then publish these again",
+                reach=Reach.CHANNEL,
             )
         if self.returned:
             raise BrokerError(
                 f"{broker}: {len(self.returned)} of {len(self.messages)} messages have no route"
-                f" ({next(iter(self.returned.values()))}); look with `airflow delay topology verify`"
+                f" ({next(iter(self.returned.values()))}); look with `airflow delay topology verify`",
+                reach=Reach.CHANNEL,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from airflow_delay_provider.brokers.rabbitmq import declaring, wire
 from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption, Pushed
 from airflow_delay_provider.brokers.rabbitmq.session import answer
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.exceptions import LifecycleError
+from airflow_delay_provider.domain.message import Delivery, GivenUp, Message
+from airflow_delay_provider.exceptions import BrokerError, LifecycleError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.session import AmqpChannel, Session
@@ -38,15 +39,18 @@ class Receiver:
         #: Handle to the consumption, the delivery tag, and whether it is a dead letter.
         self._held: dict[str, tuple[Consumption, int, bool]] = {}
 
-    def receive(self, queue: str, limit: int, now: datetime) -> list[Delivery]:
-        """Hand out what is there and no more: a consumer is begun for just these messages."""
+    def receive(self, queue: str, limit: int, now: datetime, *, wait: float = 0.0) -> list[Delivery]:
+        """Hand out what is there and no more: a consumer is begun for just these messages.
+
+        While it waits, a shared consumer sees that somebody has come for what it holds, and hands it over.
+        """
         ready = min(limit, declaring.message_count(self.session, queue))
-        if not ready:
+        if not ready and not wait:
             return []
         consumption = self._consumption_of(queue)
         consumer_tag = consumption.begin(prefetch=limit)
-        pushed, wait = list[Pushed](), FIRST_SECONDS
-        while len(pushed) < ready and (more := consumption.take(limit, wait=wait)):
+        pushed, wait = list[Pushed](), max(wait, FIRST_SECONDS)
+        while len(pushed) < max(1, ready) and (more := consumption.take(limit, wait=wait)):
             pushed += more
             wait = NEXT_SECONDS
         consumption.end(consumer_tag)
@@ -54,8 +58,10 @@ class Receiver:
         return [self._hold(consumption, item, now) for item in pushed]
 
     def peek(self, queue: str, limit: int, now: datetime) -> list[Message]:
-        """Return what the queue would hand out, which goes back at once."""
+        """Return what the queue would hand out, which goes back at once and is not counted as a delivery."""
         ready = min(limit, declaring.message_count(self.session, queue))
+        if ready:
+            self._refuse_counted_look()
         pushed = self._look(queue, ready) if ready else []
         return [wire.read_message(item.properties, item.body, queue=queue, now=now).message for item in pushed]
 
@@ -64,10 +70,14 @@ class Receiver:
         consumption, tag, _ = self._settle(delivery)
         consumption.ack(tag)
 
-    def give_back(self, delivery: Delivery) -> None:
-        """Put a message back to where it was."""
-        consumption, tag, _ = self._settle(delivery)
-        consumption.give_back(tag)
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Put messages back to where they were."""
+        tags: dict[Consumption, list[int]] = {}
+        for delivery in deliveries:
+            consumption, tag, _ = self._settle(delivery)
+            tags.setdefault(consumption, []).append(tag)
+        for consumption, returned in tags.items():
+            consumption.give_back(returned)
 
     def is_dead_letter(self, delivery: Delivery) -> bool:
         """Whether the message was given up before."""
@@ -83,6 +93,15 @@ class Receiver:
             )
         return held
 
+    def _refuse_counted_look(self) -> None:
+        if self.session.counts_returns:
+            raise BrokerError(
+                f"{self.session.config.name}: {self.session.server} counts a look at a message as a delivery, and a"
+                " queue with a delivery limit drops what was delivered too often; receive messages instead, or use"
+                " RabbitMQ 4.3 or later",
+                may_pass=False,
+            )
+
     def _settle(self, delivery: Delivery) -> tuple[Consumption, int, bool]:
         held = self.require_held(delivery)
         del self._held[delivery.handle]
@@ -91,8 +110,10 @@ class Receiver:
     def _hold(self, consumption: Consumption, item: Pushed, now: datetime) -> Delivery:
         wired = wire.read_message(item.properties, item.body, queue=consumption.queue, now=now)
         handle = f"{self._name}.{consumption.channel.raw.channel_number}.{item.tag}"
-        self._held[handle] = (consumption, item.tag, wired.change is Change.DEAD_LETTERED)
-        return Delivery(message=wired.message, handle=handle)
+        is_dead = wired.change is Change.DEAD_LETTERED
+        self._held[handle] = (consumption, item.tag, is_dead)
+        end = GivenUp(reason=wired.reason, at=wired.scheduled_at) if is_dead else None
+        return Delivery(message=wired.message, handle=handle, given_up=end)
 
     def _consumption_of(self, queue: str) -> Consumption:
         known = self._consumptions.get(queue)
@@ -101,19 +122,24 @@ class Receiver:
         return known
 
     def _look(self, queue: str, n: int) -> list[Pushed]:
-        """Get messages on a channel of their own, which puts them back in their order when it is closed.
+        """Get messages on a channel of their own and give them back in their order before it is closed.
 
-        A quorum queue has them back a moment later; until then they could not be received.
+        A closed channel would count a delivery. A quorum queue has them back a moment later; until then they could not
+        be received.
         """
         with declaring.calls(self.session) as channel:
-            looked_at = [item for _ in range(n) if (item := _get(channel, queue)) is not None]
+            looked_at = [item for _ in range(n) if (item := get(channel, queue)) is not None]
+            if looked_at:
+                channel.tell("basic_nack", delivery_tag=looked_at[-1].tag, multiple=True, requeue=True)
         deadline = time.monotonic() + BACK_SECONDS
         while declaring.message_count(self.session, queue) < len(looked_at) and time.monotonic() < deadline:
             time.sleep(0.005)
         return looked_at
 
 
-def _get(channel: AmqpChannel, queue: str) -> Pushed | None:
+def get(channel: AmqpChannel, queue: str) -> Pushed | None:
+    """Return the first message of a queue, unsettled, or None if it has none."""
+
     def begin(future: Future[Pushed | None]) -> None:
         def on_message(_channel: Any, method: spec.Basic.GetOk, properties: spec.BasicProperties, body: bytes) -> None:
             answer(future, Pushed(method.delivery_tag, method.exchange, properties, body))

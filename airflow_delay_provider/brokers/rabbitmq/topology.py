@@ -6,21 +6,36 @@ A delay is written in hexadecimal digits of ticks. The routing key carries them,
 
 A message rests once for each digit that is not zero, in the queue of that digit (a rung), whose messages all expire
 after the same time and so in order. It is published to the entry of its first rung. What expires is dead-lettered to
-the next level with its routing key unchanged; each level reads its own digit. Behind the last level stands the exit,
-where each channel is bound by its exact key::
+the next level with its routing key unchanged; each level reads its own digit. Behind the last level each channel has a
+queue of its own, its relay, which passes on at once. What a destination refuses stays in the relay of that channel and
+is tried again; the rungs, and other channels, never wait for it::
 
-    entry ──> door ──> first rung ─expired─> level K ──> next rung ─expired─> ... ──> dispatch ──> exit ──> channel
-      └──> journal                   (a zero digit goes straight on)                     └──> told ──> journal
-                                                                  what has no route ──> delay.v1.unroutable
+    entry ──> door ──> first rung ─expired─> level K ──> next rung ─expired─> ... ──> arrival ──> relay of the channel
+      └──> journal                   (a zero digit goes straight on)
+
+    relay of a queue ──> dispatch ──> exit ──> the queue            arrival ──> dispatch ──> exit ──> relay ──> exchange
+                            └──> told ──> feed ──> journal                         └──> told ──> feed ──> journal
+
+    what has no route ──> unrouted ──> parking ──> aside ──> unroutable
+                                                     └──> unrouted.told ──> journal
+
+So the journal's record of a dispatch is written by the publish that goes to the queue. An exchange may route nowhere,
+and then the journal would be the only one to have the message; so its relay comes after the record.
+
+Nothing on the way of messages dead-letters into the journal, which is a stream: a queue waits for all that it
+dead-letters into, so rungs and relays would stand still whenever the stream does not answer. The feed, a queue, takes
+the record at once and waits for them.
 
 Nowhere may the journal or the parking be the only way of a message. The door parks what comes for a rung that was
 deleted. A broker that starts brings back its bindings, some at a time, in the order of their sources' names, while its
-queues pass messages on already. So what leads on is named to come first (``climb``), and ``told`` and ``unroutable`` to
-come last, with all the entries in between: a message that moves on too soon finds no way at all, and stays where it is.
+queues pass messages on already. So what leads on is named to come first (``aside``, ``climb``), and ``told`` and
+``unrouted`` to come last, with all the entries in between: a message that moves on too soon finds no way at all, and
+stays where it is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,11 +45,18 @@ from typing import Any
 from airflow_delay_provider.domain.ladder import Ladder
 from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
 
-VERSION = "delay.v1"
-#: The stream that records what happens, and the exchange through which a reader can put a mark into it.
-JOURNAL = f"{VERSION}.journal"
-#: The exchange and the queue for messages that have no route: a channel or a rung was deleted under them.
-UNROUTABLE = f"{VERSION}.unroutable"
+_VERSION = "v1"
+_ASIDE = "aside"
+#: What the names of ladders begin with that are nobody's own.
+DEFAULT_NAMESPACE = "delay"
+#: Without dots, so that a permission on all names of one namespace reaches no name of another.
+_NAMESPACE_FORM = re.compile(r"[A-Za-z0-9_-]{1,40}")
+#: The names under the default namespace.
+JOURNAL = f"{DEFAULT_NAMESPACE}.{_VERSION}.journal"
+UNROUTABLE = f"{DEFAULT_NAMESPACE}.{_VERSION}.unroutable"
+#: Some versions count a look at a parked message as a delivery, and drop one that was delivered too often: 4.0 by
+#: default after 20 times. Not -1, which older versions refuse.
+_NO_DELIVERY_LIMIT = 1_000_000_000
 RADIX = 16
 #: What a ladder can hold at least.
 COVER_MS = 5 * 366 * 86_400_000
@@ -83,11 +105,17 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """All objects of one ladder. Ladders of other ticks and types have other names and stand side by side."""
+    """All objects of one ladder. Ladders of other ticks and types have other names and stand side by side.
+
+    Those of one namespace share a journal and a parking. Ladders of two namespaces share nothing, and none leads to a
+    channel that was prepared for the other.
+    """
 
     queue_type: QueueType = QueueType.QUORUM
     tick_ms: int = 1000
-    #: Record every schedule and dispatch in the stream ``delay.v1.journal``.
+    #: What all names begin with: the tenant whose ladder it is.
+    namespace: str = DEFAULT_NAMESPACE
+    #: Record every schedule and dispatch in a stream.
     journal: bool = True
     #: How long the journal is kept, such as ``7D``; a change applies to new journals only.
     journal_max_age: str = "7D"
@@ -97,6 +125,11 @@ class Topology:
     def __post_init__(self) -> None:
         if not 1 <= self.tick_ms <= 3_600_000:
             raise ConfigurationError(f"tick: {self.tick_ms} ms is not a tick; use 0.001 to 3600 seconds")
+        if not _NAMESPACE_FORM.fullmatch(self.namespace) or self.namespace == "amq":
+            raise ConfigurationError(
+                f"prefix: {self.namespace!r} is not a prefix of names; use up to 40 letters, digits, - and _, not amq,"
+                " which is RabbitMQ's own"
+            )
         if self.max_length is not None and self.queue_type is QueueType.CLASSIC:
             raise ConfigurationError(
                 "max_length: a classic queue drops what is dead-lettered into it while it is full, so messages would be"
@@ -122,9 +155,50 @@ class Topology:
     # -- names ---------------------------------------------------------------------------------------------------
 
     @cached_property
+    def root(self) -> str:
+        """What all names of this namespace begin with."""
+        return f"{self.namespace}.{_VERSION}"
+
+    @cached_property
+    def journal_name(self) -> str:
+        """The stream that records what happens, and the exchange through which a reader can put a mark into it."""
+        return f"{self.root}.journal"
+
+    @cached_property
+    def unroutable(self) -> str:
+        """The queue in which messages are parked that have no route: a channel or a rung was deleted under them."""
+        return f"{self.root}.unroutable"
+
+    @cached_property
+    def unrouted(self) -> str:
+        """The alternate exchange of all others."""
+        return f"{self.root}.unrouted"
+
+    @cached_property
+    def parking(self) -> str:
+        """The queue behind it, from which the journal is told what is parked."""
+        return f"{self.root}.parking"
+
+    @cached_property
+    def aside(self) -> str:
+        """The exchange to which the parking leads; before all ladders by its name."""
+        return f"{self.root}.{_ASIDE}"
+
+    @cached_property
+    def parked_told(self) -> str:
+        """The exchange through which the journal is told what is parked; behind all ladders by its name."""
+        return f"{self.unrouted}.told"
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """What the ladders of a namespace share, which stays when one of them is deleted."""
+        own = (self.journal_name, self.unroutable, self.unrouted, self.parking, self.aside, self.parked_told)
+        return frozenset(own)
+
+    @cached_property
     def prefix(self) -> str:
-        """What all names of this ladder begin with."""
-        return f"{VERSION}.{self.queue_type}.{self.tick_ms}ms{'' if self.journal else '.unjournaled'}"
+        """What all names of this ladder begin with; ladders without ``relayed`` had no relays of queues."""
+        return f"{self.root}.{self.queue_type}.{self.tick_ms}ms.relayed{'' if self.journal else '.unjournaled'}"
 
     def entry(self, hold_ms: int | None) -> str:
         """Return the exchange to publish to when the first rest is ``hold_ms``; None is no delay at all."""
@@ -144,13 +218,18 @@ class Topology:
         return f"{self.prefix}.ready"
 
     @cached_property
+    def arrival(self) -> str:
+        """The exchange behind the last level, at which channels are bound."""
+        return f"{self.prefix}.climb.arrival"
+
+    @cached_property
     def dispatch(self) -> str:
-        """The exchange behind the last level."""
+        """The exchange to which the relays of queues pass on, and through which the journal is told."""
         return f"{self.prefix}.climb.dispatch"
 
     @cached_property
     def exit(self) -> str:
-        """The exchange at which channels are bound."""
+        """The exchange at which the queues of channels are bound, and the relays of exchanges."""
         return f"{self.prefix}.climb.exit"
 
     @cached_property
@@ -160,7 +239,7 @@ class Topology:
 
     @cached_property
     def feed(self) -> str:
-        """The queue through which a classic ladder tells the journal of its dispatches."""
+        """The queue through which the journal is told of dispatches, so that nothing but this queue waits for it."""
         return f"{self.prefix}.feed"
 
     def rung(self, hold_ms: int) -> str:
@@ -168,8 +247,12 @@ class Topology:
         return f"{self.prefix}.rung.{hold_ms}ms"
 
     def relay(self, channel: str) -> str:
-        """Return the queue that passes messages on to the exchange of a channel ``exchange:routing.key``."""
+        """Return the queue from which a channel gets its messages, and where those wait that it refuses."""
         return f"{self.prefix}.relay.{channel}"
+
+    def is_relay(self, queue: str) -> bool:
+        """Whether a queue is the relay of a channel."""
+        return queue.startswith(self.relay(""))
 
     # -- the way of one message ----------------------------------------------------------------------------------
 
@@ -190,7 +273,7 @@ class Topology:
         return entries
 
     def exit_key(self, channel: str) -> str:
-        """Return the key by which a channel is bound to the exit: any digits, and exactly this channel."""
+        """Return the key by which a channel is bound: any digits, and exactly this channel."""
         return f"{'*.' * self.levels}{channel}"
 
     def require_fitting(self, channel: str) -> str:
@@ -206,11 +289,14 @@ class Topology:
 
     def exchanges(self) -> Iterator[Exchange]:
         """Return all exchanges but the last one, ``ready``."""
-        parks = {"alternate-exchange": UNROUTABLE}
-        yield Exchange(name=UNROUTABLE, kind="fanout")
+        parks = {"alternate-exchange": self.unrouted}
+        yield Exchange(name=self.unrouted, kind="fanout")
+        yield Exchange(name=self.aside, kind="fanout")
         if self.journal:
-            yield Exchange(name=JOURNAL, kind="fanout")
+            yield Exchange(name=self.journal_name, kind="fanout")
+            yield Exchange(name=self.parked_told, kind="fanout")
         yield Exchange(name=self.exit, kind="topic", arguments=parks)
+        yield Exchange(name=self.arrival, kind="topic", arguments=parks)
         yield Exchange(name=self.dispatch, kind="fanout")
         if self.journal:
             yield Exchange(name=self.told, kind="fanout")
@@ -224,12 +310,12 @@ class Topology:
 
     def queues(self) -> Iterator[Queue]:
         """Return all queues but the relays."""
-        yield Queue(name=UNROUTABLE, arguments={"x-queue-type": "quorum"})
+        yield Queue(name=self.unroutable, arguments={"x-queue-type": "quorum", "x-delivery-limit": _NO_DELIVERY_LIMIT})
+        yield _passing_on(self.parking, exchange=self.aside)
         if self.journal:
-            yield Queue(name=JOURNAL, arguments={"x-queue-type": "stream", "x-max-age": self.journal_max_age})
-            if self.queue_type is QueueType.CLASSIC:
-                # What a classic queue dead-letters does not reach a stream; what a quorum queue does, does.
-                yield _passing_on(self.feed, exchange=JOURNAL, key="")
+            yield Queue(name=self.journal_name, arguments={"x-queue-type": "stream", "x-max-age": self.journal_max_age})
+            # A quorum queue in any ladder: what a classic queue dead-letters does not reach a stream.
+            yield _passing_on(self.feed, exchange=self.journal_name)
         yield from self.rungs()
 
     def rungs(self) -> Iterator[Queue]:
@@ -241,13 +327,14 @@ class Topology:
                 arguments=self._kept_by_type()
                 | {
                     "x-message-ttl": hold_ms + GUARD_MS,
-                    "x-dead-letter-exchange": self.level(level - 1) if level else self.dispatch,
+                    "x-dead-letter-exchange": self.level(level - 1) if level else self.arrival,
                 },
             )
 
     def bindings(self) -> Iterator[Binding]:
         """Return all bindings but those of channels."""
-        yield Binding(source=UNROUTABLE, destination=UNROUTABLE)
+        yield Binding(source=self.unrouted, destination=self.parking)
+        yield Binding(source=self.aside, destination=self.unroutable)
         for hold_ms in self.ladder.holds_ms:
             level = self._level_of(hold_ms)
             digit = hold_ms // (self.tick_ms * RADIX**level)
@@ -258,32 +345,48 @@ class Topology:
             if self.journal:
                 yield Binding(source=self.entry(hold_ms), destination=self.door(hold_ms), to_exchange=True)
         for level in range(self.levels):
-            onward = self.level(level - 1) if level else self.dispatch
+            onward = self.level(level - 1) if level else self.arrival
             yield Binding(
                 source=self.level(level), destination=onward, key=self._digit_key(level, "0"), to_exchange=True
             )
         for source in (self.dispatch, self.entry(None)):
             yield Binding(source=source, destination=self.exit, to_exchange=True)
         if self.journal:
-            fed_by_classic = self.queue_type is QueueType.CLASSIC
             yield Binding(source=self.dispatch, destination=self.told, to_exchange=True)
-            yield Binding(source=self.told, destination=self.feed if fed_by_classic else JOURNAL)
-            for source in (JOURNAL, *self._entries.values()):
-                yield Binding(source=source, destination=JOURNAL)
+            yield Binding(source=self.told, destination=self.feed)
+            yield Binding(source=self.aside, destination=self.parked_told, to_exchange=True)
+            for source in (self.journal_name, self.parked_told, *self._entries.values()):
+                yield Binding(source=source, destination=self.journal_name)
 
     def relay_queue(self, channel: str) -> Queue:
-        """Return the queue that passes messages on to ``exchange:routing.key``, under their own key.
+        """Return the relay of a channel. It passes on to a queue under the routing key of the ladder, to
+        ``exchange:routing.key`` under its own.
 
-        Always a quorum queue: it keeps what the exchange does not route, without holding up other channels.
+        Always a quorum queue: it keeps what the destination does not take, without holding up other channels.
         """
+        if not is_exchange(channel):
+            return _passing_on(self.relay(channel), exchange=self.dispatch)
         exchange, _, key = channel.partition(":")
         return _passing_on(self.relay(channel), exchange=exchange, key=key)
+
+    def channel_bindings(self, channel: str) -> tuple[Binding, Binding]:
+        """Return the way to a channel, from its end: a message that comes in between is parked, and nowhere else."""
+        key, relay = self.exit_key(channel), self.relay(channel)
+        if is_exchange(channel):
+            return (
+                Binding(source=self.exit, destination=relay, key=key),
+                Binding(source=self.arrival, destination=self.dispatch, key=key, to_exchange=True),
+            )
+        return (
+            Binding(source=self.exit, destination=channel, key=key),
+            Binding(source=self.arrival, destination=relay, key=key),
+        )
 
     def _kept_by_type(self) -> dict[str, Any]:
         if self.queue_type is QueueType.CLASSIC:
             return {"x-queue-type": "classic"}
         limit = {} if self.max_length is None else {"x-max-length": self.max_length}
-        return _AT_LEAST_ONCE | limit
+        return AT_LEAST_ONCE | limit
 
     def _level_of(self, hold_ms: int) -> int:
         return len(_digits(hold_ms // self.tick_ms)) - 1
@@ -292,16 +395,23 @@ class Topology:
         return f"{'*.' * (self.levels - 1 - level)}{digit}.#"
 
 
-_AT_LEAST_ONCE: dict[str, Any] = {
+#: How a queue is kept that lets go of a message only when the next queue has it.
+AT_LEAST_ONCE: dict[str, Any] = {
     "x-queue-type": "quorum",
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
 
 
-def _passing_on(name: str, *, exchange: str, key: str) -> Queue:
-    onward = {"x-message-ttl": 0, "x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": key}
-    return Queue(name=name, arguments=_AT_LEAST_ONCE | onward)
+def _passing_on(name: str, *, exchange: str, key: str | None = None) -> Queue:
+    onward = {"x-message-ttl": 0, "x-dead-letter-exchange": exchange}
+    new_key = {} if key is None else {"x-dead-letter-routing-key": key}
+    return Queue(name=name, arguments=AT_LEAST_ONCE | onward | new_key)
+
+
+def is_aside(exchange: str) -> bool:
+    """Whether an exchange is the one through which messages are parked, in any namespace."""
+    return exchange.endswith(f".{_VERSION}.{_ASIDE}")
 
 
 def is_exchange(channel: str) -> bool:

@@ -27,10 +27,20 @@ ORIGIN = "delay-origin"
 CHANGE = "delay-change"
 REASON = "delay-reason"
 
-#: What the broker itself writes or obeys. ``x-death`` must never travel into the ladder again: a message that has been
-#: in a queue before and comes back by expiry alone is taken for a cycle and dropped without a word.
-_BROKERS_OWN = {"x-death", "x-delivery-count", "x-stream-offset", "CC", "BCC"}
-_RESERVED_BEGINNINGS = ("delay-", "x-first-death-", "x-last-death-")
+#: What the broker or a plugin of it writes or obeys, in any version. ``x-death`` must never travel into the ladder
+#: again: a message that has been in a queue before and comes back by expiry alone is taken for a cycle and dropped
+#: without a word.
+_BROKERS_OWN = {
+    "x-death",
+    "x-delivery-count",
+    "x-acquired-count",
+    "x-stream-offset",
+    "x-received-from",
+    "x-shovelled",
+    "CC",
+    "BCC",
+}
+_RESERVED_BEGINNINGS = ("delay-", "x-first-death-", "x-last-death-", "x-opt-", "x-shovelled-")
 MAX_REASON_LENGTH = 2000
 #: AMQP writes all properties into one frame of 128 KiB.
 MAX_PROPERTIES_BYTES = 100_000
@@ -103,6 +113,7 @@ def read_message(properties: BasicProperties, body: bytes, *, queue: str, now: d
     headers: Mapping[str, Any] = {_decoded(name): value for name, value in (properties.headers or {}).items()}
     deliver_at = _moment(headers.get(DELIVER_AT))
     channel = headers.get(CHANNEL)
+    is_ours = channel is not None
     message_id = _decoded(properties.message_id or "")
     message = Message(
         id=message_id if message_id and message_id.isprintable() else str(uuid4()),
@@ -111,7 +122,9 @@ def read_message(properties: BasicProperties, body: bytes, *, queue: str, now: d
         deliver_at=deliver_at or from_ms(floor_ms(now)),
         key=_text(headers.get(KEY)),
         headers={
-            _without_nul(name): _without_nul(str(value)) for name, value in headers.items() if not _is_reserved(name)
+            _without_nul(name): _without_nul(str(value))
+            for name, value in headers.items()
+            if not _is_reserved(name) and not (is_ours and _is_annotation(name, value))
         },
         content_type=_without_nul(_decoded(properties.content_type or "")) or "application/octet-stream",
         priority=properties.priority or 0,
@@ -149,6 +162,14 @@ def _without_nul(text: str) -> str:
 
 def _is_reserved(header: str) -> bool:
     return header in _BROKERS_OWN or header.startswith(_RESERVED_BEGINNINGS)
+
+
+def _is_annotation(header: str, value: Any) -> bool:
+    """Whether the broker has added a header to a message of ours: all that users write is text.
+
+    From 4.0 on a broker shows what it notes about a message as a header, counts for example, all by ``x-``.
+    """
+    return header.startswith("x-") and not isinstance(value, str | bytes)
 
 
 def _count(value: Any) -> int:

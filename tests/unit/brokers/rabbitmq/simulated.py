@@ -17,6 +17,8 @@ class Journey:
     rests_ms: list[int] = field(default_factory=list)
     #: How long the message had rested when it reached a place for the first time.
     after_ms: dict[str, int] = field(default_factory=dict)
+    #: The exchanges to which it was published, by the publisher and by queues that passed it on.
+    passed: list[str] = field(default_factory=list)
 
 
 class SimulatedBroker:
@@ -32,11 +34,12 @@ class SimulatedBroker:
         for binding in topology.bindings():
             self.bindings[binding.source].append(binding)
         for channel in channels:
-            queue = topology.relay_queue(channel) if is_exchange(channel) else Queue(name=channel)
-            self.queues[queue.name] = queue
-            self.bindings[topology.exit].append(
-                Binding(source=topology.exit, destination=queue.name, key=topology.exit_key(channel))
-            )
+            relay = topology.relay_queue(channel)
+            self.queues[relay.name] = relay
+            if not is_exchange(channel):
+                self.queues[channel] = Queue(name=channel)
+            for binding in topology.channel_bindings(channel):
+                self.bindings[binding.source].append(binding)
 
     def publish(self, exchange: str, key: str) -> Journey:
         """Publish a message and let all time pass."""
@@ -44,7 +47,14 @@ class SimulatedBroker:
         self._arrive(exchange, key, 0, journey)
         return journey
 
+    def delete_queue(self, name: str) -> None:
+        """Take a queue away and the bindings to it."""
+        del self.queues[name]
+        for source, bindings in self.bindings.items():
+            self.bindings[source] = [each for each in bindings if each.destination != name]
+
     def _arrive(self, exchange: str, key: str, after_ms: int, journey: Journey) -> None:
+        journey.passed.append(exchange)
         for name in sorted(self.route(exchange, key)):
             queue = self.queues.get(name)
             ttl_ms = None if queue is None else queue.arguments.get("x-message-ttl")

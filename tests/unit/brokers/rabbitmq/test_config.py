@@ -38,7 +38,7 @@ def test_empty_fields_of_a_form_are_fields_that_are_not_given() -> None:
         "key_file",
         "server_name",
     )
-    names += ("queue_type", "tick", "max_length", "journal", "journal_max_age", "management_url")
+    names += ("prefix", "queue_type", "tick", "max_length", "journal", "journal_max_age", "management_url")
     assert config(dict.fromkeys(names, ""), host="", vhost="", login="", password="") == config()
     assert config(dict.fromkeys(names)) == config()
 
@@ -88,6 +88,7 @@ def test_settings_are_read_as_text_and_as_values() -> None:
         (parameters,) = given.parameters()
         assert (parameters.heartbeat, parameters.socket_timeout, parameters.blocked_connection_timeout) == (30, 2.5, 5)
     assert config({"queue_type": "classic"}).topology.queue_type is QueueType.CLASSIC
+    assert config({"prefix": "shop"}).topology.root == "shop.v1"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,8 @@ def test_settings_are_read_as_text_and_as_values() -> None:
         ({"tick": "fast"}, r"tick: 'fast' is not a number"),
         ({"tick": 0.0001}, r"tick: 0 ms is not a tick; use 0.001 to 3600 seconds"),
         ({"tick": 3601}, r"tick: 3601000 ms is not a tick"),
+        ({"prefix": "shop.v1"}, r"prefix: 'shop.v1' is not a prefix of names; use up to 40 letters"),
+        ({"prefix": 7.5}, r"prefix: '7.5' is not a prefix of names"),
         ({"max_length": 0}, r"max_length: 0 is not a number from 1"),
         ({"max_length": [1]}, r"max_length: \[1\] is not a number from 1"),
         ({"max_length": 5, "queue_type": "classic"}, r"max_length: a classic queue drops"),

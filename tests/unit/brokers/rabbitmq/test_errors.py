@@ -13,7 +13,7 @@ from pika.adapters.utils.connection_workflow import (
 
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError, reply_code, translate
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, PayloadError
+from airflow_delay_provider.exceptions import BrokerError, ChannelError, PayloadError, Reach
 
 SECRET = "s3cret-passw0rd"
 CONFIG = RabbitMQConfig(hosts=(("mq", 5672),), vhost="delay", login="me", password=SECRET)
@@ -47,7 +47,8 @@ LOST_IN_TUNING = pika_errors.ProbableAccessDeniedError("StreamLostError: ('Strea
         (pika_errors.ConnectionBlockedTimeout("blocked"), BrokerError, "accepts no messages because memory or disk run out; free some, then try again", True),  # noqa: E501
         (pika_errors.IncompatibleProtocolError("old"), BrokerError, "ended the connection at once; it may be starting, or not speak AMQP 0-9-1 here: correct port or ssl then", True),  # noqa: E501
         (pika_errors.ChannelClosedByBroker(403, "ACCESS_REFUSED - access to queue 'q'"), PermissionDeniedError, "user 'me' lacks a permission (ACCESS_REFUSED - access to queue 'q'); grant it, see docs/rabbitmq.md", True),  # noqa: E501
-        (pika_errors.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), ConfigurationError, "an object exists with other arguments (PRECONDITION_FAILED - inequivalent arg); look with `airflow delay topology verify`", None),  # noqa: E501
+        (pika_errors.ChannelClosedByBroker(404, "NOT_FOUND - no exchange 'e'"), BrokerError, "a part of the ladder or a queue is missing (NOT_FOUND - no exchange 'e'); create it with `airflow delay topology create`", True),  # noqa: E501
+        (pika_errors.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), ChannelError, "an object exists with other arguments (PRECONDITION_FAILED - inequivalent arg); look with `airflow delay topology verify`", None),  # noqa: E501
     ],
 )  # fmt: skip
 def test_errors_of_the_library_are_told_with_the_remedy_and_without_the_secret(
@@ -59,6 +60,16 @@ def test_errors_of_the_library_are_told_with_the_remedy_and_without_the_secret(
     assert str(told) == WHERE + text
     assert getattr(told, "may_pass", None) is may_pass
     assert SECRET not in f"{told} {told!r}"
+
+
+def test_a_message_that_is_too_large_for_the_broker_is_told_from_an_object_with_other_arguments() -> None:
+    """A25: one is a verdict on the message, the other is mended by a person."""
+    text = "PRECONDITION_FAILED - message size 9 is larger than configured max size 8"
+    told = translate(pika_errors.ChannelClosedByBroker(406, text), CONFIG)
+    assert type(told) is PayloadError
+    assert told.reach is Reach.MESSAGE
+    other = translate(pika_errors.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), CONFIG)
+    assert other.reach is Reach.CHANNEL
 
 
 def test_our_own_errors_stay_what_they_are() -> None:

@@ -12,6 +12,7 @@ from airflow_delay_provider.brokers.rabbitmq import journal
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.brokers.rabbitmq.consuming import Pushed
 from airflow_delay_provider.brokers.rabbitmq.journal import JournalReader
+from airflow_delay_provider.brokers.rabbitmq.relays import Relays
 from airflow_delay_provider.testing.clock import SettableClock
 
 PATIENT_SECONDS = 2.0
@@ -45,7 +46,7 @@ class SlowStream:
 def reader_of(stream: SlowStream, monkeypatch: pytest.MonkeyPatch) -> JournalReader:
     monkeypatch.setattr(journal, "_attach", stream.attach)
     session: Any = SimpleNamespace(config=RabbitMQConfig())
-    return JournalReader(lambda: session, SettableClock())
+    return JournalReader(lambda: session, SettableClock(), Relays(RabbitMQConfig()))
 
 
 def test_a_reader_does_not_take_a_slow_journal_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:

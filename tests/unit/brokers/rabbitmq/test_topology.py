@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import product
@@ -61,23 +62,26 @@ def test_the_simulated_topic_exchange_matches_as_the_real_one(pattern: str, key:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (QUORUM.prefix, "delay.v1.quorum.1000ms"),
-        (CLASSIC.prefix, "delay.v1.classic.1000ms"),
-        (Topology(tick_ms=50, journal=False).prefix, "delay.v1.quorum.50ms.unjournaled"),
-        (QUORUM.entry(3_000), "delay.v1.quorum.1000ms.entry.3000ms"),
-        (QUORUM.door(3_000), "delay.v1.quorum.1000ms.door.3000ms"),
-        (QUORUM.entry(None), "delay.v1.quorum.1000ms.entry.now"),
-        (QUORUM.level(0), "delay.v1.quorum.1000ms.climb.level.0"),
-        (QUORUM.rung(16_000), "delay.v1.quorum.1000ms.rung.16000ms"),
-        (QUORUM.dispatch, "delay.v1.quorum.1000ms.climb.dispatch"),
-        (QUORUM.exit, "delay.v1.quorum.1000ms.climb.exit"),
-        (QUORUM.told, "delay.v1.quorum.1000ms.told"),
-        (QUORUM.ready, "delay.v1.quorum.1000ms.ready"),
-        (CLASSIC.feed, "delay.v1.classic.1000ms.feed"),
-        (QUORUM.relay("events:order.created"), "delay.v1.quorum.1000ms.relay.events:order.created"),
+        (QUORUM.prefix, "delay.v1.quorum.1000ms.relayed"),
+        (CLASSIC.prefix, "delay.v1.classic.1000ms.relayed"),
+        (Topology(tick_ms=50, journal=False).prefix, "delay.v1.quorum.50ms.relayed.unjournaled"),
+        (QUORUM.entry(3_000), "delay.v1.quorum.1000ms.relayed.entry.3000ms"),
+        (QUORUM.door(3_000), "delay.v1.quorum.1000ms.relayed.door.3000ms"),
+        (QUORUM.entry(None), "delay.v1.quorum.1000ms.relayed.entry.now"),
+        (QUORUM.level(0), "delay.v1.quorum.1000ms.relayed.climb.level.0"),
+        (QUORUM.rung(16_000), "delay.v1.quorum.1000ms.relayed.rung.16000ms"),
+        (QUORUM.arrival, "delay.v1.quorum.1000ms.relayed.climb.arrival"),
+        (QUORUM.dispatch, "delay.v1.quorum.1000ms.relayed.climb.dispatch"),
+        (QUORUM.exit, "delay.v1.quorum.1000ms.relayed.climb.exit"),
+        (QUORUM.told, "delay.v1.quorum.1000ms.relayed.told"),
+        (QUORUM.ready, "delay.v1.quorum.1000ms.relayed.ready"),
+        (CLASSIC.feed, "delay.v1.classic.1000ms.relayed.feed"),
+        (QUORUM.relay("events:order.created"), "delay.v1.quorum.1000ms.relayed.relay.events:order.created"),
         (QUORUM.exit_key("eu.orders"), "*.*.*.*.*.*.*.eu.orders"),
         (JOURNAL, "delay.v1.journal"),
         (UNROUTABLE, "delay.v1.unroutable"),
+        (QUORUM.unrouted, "delay.v1.unrouted"),
+        (QUORUM.parking, "delay.v1.parking"),
     ],
 )
 def test_names_are_computed_and_carry_a_version(name: str, expected: str) -> None:
@@ -101,7 +105,7 @@ def test_a_delay_is_written_in_digits_and_enters_at_the_first_that_is_not_zero(
     delay_ms: int, entry: str, key: str
 ) -> None:
     """C7: the digits still to come are what remains of the delay."""
-    assert QUORUM.route("orders", delay_ms) == (f"delay.v1.quorum.1000ms.entry.{entry}", key)
+    assert QUORUM.route("orders", delay_ms) == (f"delay.v1.quorum.1000ms.relayed.entry.{entry}", key)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
@@ -111,12 +115,27 @@ def test_a_delay_that_the_ladder_cannot_hold_is_refused(topology: Topology) -> N
         topology.route("orders", topology.max_delay_ms + 1)
 
 
-def test_ladders_of_other_kinds_share_only_the_journal_and_the_unroutable_queue() -> None:
+def test_ladders_of_other_kinds_share_only_the_journal_and_the_parking() -> None:
     several = [QUORUM, CLASSIC, Topology(tick_ms=100), Topology(journal=False), Topology(tick_ms=100, journal=False)]
     for one in several:
         for other in several:
             if one is not other:
-                assert names_of(one) & names_of(other) <= {JOURNAL, UNROUTABLE}
+                assert names_of(one) & names_of(other) <= QUORUM.shared
+
+
+def test_ladders_of_two_namespaces_share_nothing_and_no_permission_on_one_reaches_the_other() -> None:
+    own = names_of(Topology(namespace="shop"))
+    for namespace in ("delay", "shop2", "shop-v1", "my_shop"):
+        other = names_of(Topology(namespace=namespace))
+        assert not own & other
+        assert not [name for name in other if re.search(r"^shop\.v1\.", name)]
+    assert [name for name in own if not re.search(r"^shop\.v1\.", name)] == []
+
+
+@pytest.mark.parametrize("namespace", ["", "a.b", "shop.v1", "a b", "ü", "x" * 41, "amq", "a*"])
+def test_a_prefix_that_could_be_taken_for_another_is_refused(namespace: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"prefix: '.*' is not a prefix of names; use up to 40 letters"):
+        Topology(namespace=namespace)
 
 
 def names_of(topology: Topology) -> set[str]:
@@ -193,10 +212,34 @@ def test_the_longest_delay_arrives(name: str) -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 266_000])
-def test_a_channel_that_is_not_bound_leads_to_the_unroutable_queue(delay_ms: int) -> None:
-    """C12: what has no route is kept and seen."""
+def test_a_channel_that_is_not_bound_leads_to_the_unroutable_queue_and_the_journal_hears_of_it(delay_ms: int) -> None:
+    """C12: what has no route is kept and seen; the second record is that of the parking, none is one of a dispatch."""
     journey = BROKERS["quorum-1000ms"].publish(*QUORUM.route("unknown", delay_ms))
-    assert journey.ends == Counter({UNROUTABLE: 1, JOURNAL: 2 if delay_ms else 1})
+    assert journey.ends == Counter({UNROUTABLE: 1, JOURNAL: 2})
+    assert QUORUM.dispatch not in journey.passed
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("delay_ms", [1, 266_000])
+def test_a_message_whose_queue_was_deleted_is_parked_once_and_the_journal_hears_of_both(
+    name: str, delay_ms: int
+) -> None:
+    """C12: of its way in, of the publish that should have gone to the queue, and of the parking."""
+    topology, broker = TOPOLOGIES[name], SimulatedBroker(TOPOLOGIES[name], ["orders", "others"])
+    broker.delete_queue("orders")
+    assert broker.publish(*topology.route("orders", delay_ms)).ends == Counter({UNROUTABLE: 1, JOURNAL: 3})
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("channel", ["orders", "events:order.created"])
+def test_a_rung_never_publishes_to_a_destination_itself(name: str, channel: str) -> None:
+    """What a destination refuses would hold up the rung, and with it every other channel."""
+    topology, broker = TOPOLOGIES[name], BROKERS[name]
+    _, key = topology.route(channel, 1)
+    [last] = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()} - {
+        topology.level(level) for level in range(topology.levels)
+    }
+    assert broker.route(last, key) - {JOURNAL, topology.feed} == {topology.relay(channel)}
 
 
 def test_without_a_journal_only_the_channel_gets_the_message() -> None:
@@ -205,6 +248,16 @@ def test_without_a_journal_only_the_channel_gets_the_message() -> None:
     assert JOURNAL not in broker.queues
     assert broker.publish(*topology.route("orders", 266_000)).ends == Counter({"orders": 1})
     assert broker.publish(*topology.route("orders", 0)).ends == Counter({"orders": 1})
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
+def test_no_rung_waits_for_the_journal(topology: Topology) -> None:
+    """A queue waits for all that it dead-letters into, and a stream may not answer."""
+    broker = SimulatedBroker(topology, ["orders"])
+    onward = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()}
+    keys = [topology.route("orders", delay_ms)[1] for delay_ms in (1, topology.max_delay_ms)]
+    for exchange, key in product(onward, keys):
+        assert JOURNAL not in broker.route(exchange, key)
 
 
 # -- what the broker accepts ---------------------------------------------------------------------------------------
@@ -233,7 +286,8 @@ def test_no_plugin_is_needed(topology: Topology) -> None:
 
 def test_a_quorum_ladder_lets_go_only_of_what_the_next_queue_has() -> None:
     """C11: at least once, which needs that full queues refuse instead of dropping."""
-    for rung in (*QUORUM.rungs(), QUORUM.relay_queue("events:order.created"), CLASSIC.relay_queue("events:x")):
+    relays = [each.relay_queue(channel) for each in (QUORUM, CLASSIC) for channel in ("orders", "events:x")]
+    for rung in (*QUORUM.rungs(), *relays):
         assert rung.arguments["x-dead-letter-strategy"] == "at-least-once"
         assert rung.arguments["x-overflow"] == "reject-publish"
 
@@ -275,11 +329,12 @@ AHEAD = 64
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
 def test_a_message_that_moves_on_while_bindings_come_back_goes_nowhere_or_where_it_should(topology: Topology) -> None:
     """C11, C14, D12: they come back in the order of their sources; the journal or the parking alone would be a loss."""
-    broker = SimulatedBroker(topology, ["orders"])
+    channels = ["orders", "events:x"]
+    broker = SimulatedBroker(topology, channels)
     bindings = sorted((each for some in broker.bindings.values() for each in some), key=_order_of_recovery)
-    aside = {JOURNAL, UNROUTABLE, topology.feed}
-    onward = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()}
-    keys = [topology.route("orders", delay_ms)[1] for delay_ms in (1, topology.max_delay_ms)]
+    passing_on = [*topology.rungs(), topology.relay_queue("orders")]
+    onward = {queue.arguments["x-dead-letter-exchange"] for queue in passing_on}
+    keys = [topology.route(channel, delay_ms)[1] for delay_ms in (1, topology.max_delay_ms) for channel in channels]
     for late in range(len(bindings)):
         back = [*bindings[:late], *bindings[late + 1 : late + 1 + AHEAD]]
         broker.bindings = defaultdict(list)
@@ -287,7 +342,11 @@ def test_a_message_that_moves_on_while_bindings_come_back_goes_nowhere_or_where_
             broker.bindings[binding.source].append(binding)
         for exchange, key in product(onward, keys):
             reached = broker.route(exchange, key)
+            aside = {JOURNAL, topology.parking, UNROUTABLE, topology.feed}
             assert not reached or reached - aside, f"{exchange} leads {key} to {reached} without {bindings[late]}"
+        # What is parked may be told to the journal only together with being kept.
+        reached = broker.route(topology.aside, keys[0])
+        assert not reached or UNROUTABLE in reached, f"parked messages reach {reached} without {bindings[late]}"
 
 
 def _order_of_recovery(binding: Binding) -> tuple[str, str, bool, str]:

@@ -1,0 +1,128 @@
+"""Where a RabbitMQ node keeps each message of a ladder, asked of the node itself so that nothing is moved or woken.
+
+An AMQP client cannot tell: looking into a queue is activity, and a message that the dead-letter worker of a queue holds
+is in no state that AMQP shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pika
+
+from tests.servers.rabbitmq import RabbitMQ
+
+#: What the dead-letter workers of quorum queues hold: a line for each message with its queue, its id, which queues must
+#: still confirm it, which have refused it, how often it was published and for how many seconds it has been held.
+_HELD = """
+Id = fun(Message) ->
+    case erlang:function_exported(mc, message_id, 1) of
+        true -> {_, Name} = mc:message_id(Message), Name;
+        false ->
+            Content = rabbit_binary_parser:ensure_content_decoded(element(4, element(5, Message))),
+            element(10, element(3, Content))
+    end
+end,
+Names = fun(Queues) -> lists:join(",", [element(4, Queue) || Queue <- Queues]) end,
+IsPending = fun(Value) -> is_tuple(Value) andalso element(1, Value) =:= pending end,
+Now = os:system_time(millisecond),
+Show = fun(Source, Held) ->
+    Last = tuple_size(Held),
+    [Unconfirmed, Refused, Published, Since] = [element(N, Held) || N <- [Last - 5, Last - 4, Last - 2, Last]],
+    io:format(
+        "held\\t~s\\t~s\\t~s\\t~s\\t~b\\t~.1f~n",
+        [Source, Id(element(3, Held)), Names(Unconfirmed), Names(Refused), Published, (Now - Since) / 1000])
+end,
+lists:foreach(
+    fun(Worker) ->
+        [_, {resource, _, queue, Source} | More] = tuple_to_list(sys:get_state(Worker, 5000)),
+        [Show(Source, Held) || Map <- More, is_map(Map), Held <- maps:values(Map), IsPending(Held)]
+    end,
+    [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A message that a queue has given to its dead-letter worker and that has not got to the next queue."""
+
+    queue: str
+    message_id: str
+    unconfirmed_by: tuple[str, ...]
+    refused_by: tuple[str, ...]
+    published: int
+    seconds: float
+
+    @property
+    def why(self) -> str:
+        if self.refused_by:
+            return f"refused by {', '.join(self.refused_by)}"
+        if self.unconfirmed_by:
+            return f"not confirmed by {', '.join(self.unconfirmed_by)}"
+        return "without a route"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """What a node holds."""
+
+    held: Mapping[str, Held] = field(default_factory=dict)
+    #: Messages that could be handed out, by queue.
+    ready: Mapping[str, int] = field(default_factory=dict)
+    #: Messages that have expired and that the dead-letter worker has not been given yet, by queue.
+    behind: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        why = Counter(f"{held.queue}: {held.why}" for held in self.held.values())
+        return "\n".join(
+            (
+                *(f"  {count:6d} held     {text}" for text, count in sorted(why.items())),
+                *(f"  {count:6d} behind   {queue}" for queue, count in sorted(self.behind.items())),
+                *(f"  {count:6d} ready    {queue}" for queue, count in sorted(self.ready.items())),
+            )
+        )
+
+
+def find_positions(node: RabbitMQ) -> Positions:
+    """Ask the node."""
+    held: dict[str, Held] = {}
+    for line in node.control("eval", _HELD).splitlines():
+        if line.startswith("held\t"):
+            _, queue, message_id, unconfirmed, refused, published, seconds = line.split("\t")
+            held[message_id] = Held(
+                queue=queue,
+                message_id=message_id,
+                unconfirmed_by=_names(unconfirmed),
+                refused_by=_names(refused),
+                published=int(published),
+                seconds=float(seconds),
+            )
+    per_queue = Counter(each.queue for each in held.values())
+    ready, behind = {}, {}
+    columns = ("name", "messages_ready", "messages_unacknowledged", "messages")
+    for line in node.control("list_queues", "--no-table-headers", *columns).splitlines():
+        name, *numbers = line.split("\t")
+        ready_here, unacknowledged, total = (int(number or 0) for number in numbers)
+        if ready_here:
+            ready[name] = ready_here
+        if (more := total - ready_here - unacknowledged - per_queue[name]) > 0:
+            behind[name] = more
+    return Positions(held=held, ready=ready, behind=behind)
+
+
+def parked_ids(node: RabbitMQ, queue: str) -> set[str]:
+    """Return the ids of what a queue without expiry could hand out."""
+    found = set()
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        channel = connection.channel()
+        while True:
+            method, properties, _body = channel.basic_get(queue)
+            if method is None:
+                return found
+            found.add(properties.message_id)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
