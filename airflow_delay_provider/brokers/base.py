@@ -10,7 +10,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
+from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
 from airflow_delay_provider.domain.clock import Clock, SystemClock
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
@@ -64,6 +66,30 @@ class Provisioned(ABC):
         """Take everything away and return its name; refused while messages wait, unless asked for."""
 
 
+class KeepsUndelivered(ABC):
+    """A broker that keeps apart what a channel does not take."""
+
+    @abstractmethod
+    def count_refused(self) -> Mapping[str, int] | None:
+        """Return how many messages wait for channels that do not take them, by channel; None if nobody can tell."""
+
+    @abstractmethod
+    def count_parked(self) -> int:
+        """Return how many messages are parked because their channel was gone; none is touched."""
+
+    @abstractmethod
+    def count_parked_by_channel(self) -> Mapping[str, int]:
+        """Return the same by channel; each message is looked at for it."""
+
+    @abstractmethod
+    def replay_parked(self, channels: Sequence[str] = ()) -> Mapping[str, int]:
+        """Send parked messages to their channels, those of the given ones or all; return how many, by channel.
+
+        A message leaves the parking once the broker has confirmed it on its way: it is never lost, and one that was
+        just on its way when this process died comes twice. What has no channel yet stays.
+        """
+
+
 #: Told how many messages reached which channel, and how late each was, in milliseconds.
 OnDispatched = Callable[[Mapping[str, int], Sequence[int]], None]
 
@@ -77,6 +103,11 @@ class Climber(ABC):
 
         After an error it may be called again and begins anew with what is committed.
         """
+
+    @property
+    def trouble(self) -> str | None:
+        """What a person should know of although it goes on; None is nothing."""
+        return None
 
     @abstractmethod
     def close(self) -> None:
@@ -173,12 +204,36 @@ class Broker(ABC):
     # -- consuming -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
-        """Hand out up to ``limit`` messages without waiting; unsettled ones come again after ``visibility``."""
+    def receive(
+        self,
+        channel: str,
+        *,
+        limit: int = 1,
+        visibility: timedelta = DEFAULT_VISIBILITY,
+        wait: timedelta = timedelta(0),
+    ) -> list[Delivery]:
+        """Hand out up to ``limit`` messages; unsettled ones come again after ``visibility``.
+
+        ``wait`` is how long a broker may wait for the first one, where a shared consumer has to hand it over.
+        """
 
     @abstractmethod
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
-        """Return up to ``limit`` messages that could be received now, leaving them where they are."""
+        """Return up to ``limit`` messages that could be received now, leaving them where they are.
+
+        Refused where the broker would count it as a delivery.
+        """
+
+    @abstractmethod
+    def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
+        """Return a consumer for all who wait in this process; ``on_change`` is called from any thread when it has news.
+
+        It uses the connections of this broker, so it is closed first.
+        """
+
+    def counts_returns(self) -> bool:
+        """Whether a message that was received and released has used up one of the deliveries its channel allows."""
+        return False
 
     @abstractmethod
     def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -198,6 +253,20 @@ class Broker(ABC):
     @abstractmethod
     def dead_letter(self, delivery: Delivery, *, channel: str, reason: str) -> None:
         """Move a message that will not be tried again to the dead-letter ``channel``."""
+
+    # -- replay --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def count_dead(self, selection: DeadLetters) -> DeadCount:
+        """Return how many messages :meth:`replay` would post again; nothing is changed."""
+
+    @abstractmethod
+    def replay(self, selection: DeadLetters) -> Replayed:
+        """Hand messages that were given up to their own channels again, due now, with a handled count of none.
+
+        They leave the dead-letter channel. An id that is not among the messages that were given up is named in the
+        result and changes nothing.
+        """
 
     # -- journal -------------------------------------------------------------------------------------------------
 
@@ -220,10 +289,19 @@ class Broker(ABC):
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
         """Return the first final entry (dispatched, cancelled, dead-lettered) of each of these ids that has one.
 
-        ``since`` is a position from before they were scheduled, or ``FROM_THE_START``.
+        A dead one that is put back has not ended. ``since`` is a position from before they were scheduled, or
+        ``FROM_THE_START``.
         """
 
     # -- life ----------------------------------------------------------------------------------------------------
+
+    def is_like(self, other: Broker) -> bool:
+        """Whether both were opened with the same settings, secrets included, so that one can stand for the other."""
+        return type(self) is type(other) and self.limits == other.limits and self._settings() == other._settings()
+
+    @abstractmethod
+    def _settings(self) -> object:
+        """Return what the connection says, to be compared and never shown."""
 
     @abstractmethod
     def check(self) -> str:

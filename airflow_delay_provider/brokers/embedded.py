@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Receipt
+from airflow_delay_provider.brokers.embedded_shared_consumer import EmbeddedSharedConsumer
 from airflow_delay_provider.brokers.on_ledger import LedgerBroker
+from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.domain.schedule import OnConflict
@@ -33,7 +35,14 @@ class EmbeddedBroker(LedgerBroker):
         receipts, _ = self._store(messages, on_conflict, deliver, even_if_later=even_if_later)
         return receipts
 
-    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
+    def receive(
+        self,
+        channel: str,
+        *,
+        limit: int = 1,
+        visibility: timedelta = DEFAULT_VISIBILITY,
+        wait: timedelta = timedelta(0),  # noqa: ARG002 - nobody holds what could be handed over
+    ) -> list[Delivery]:
         def work(connection: Connection) -> list[Delivery]:
             now = self.clock.now()
             return channels.receive(
@@ -52,6 +61,10 @@ class EmbeddedBroker(LedgerBroker):
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
         with self.ledger.read() as connection:
             return channels.peek(connection, channel, limit=limit, now_ms=self._now_ms())
+
+    def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
+        del on_change  # A database tells nobody that it has changed.
+        return EmbeddedSharedConsumer(self.ledger, self.clock)
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         ended = self.ledger.transact(lambda connection: channels.ack(connection, deliveries))

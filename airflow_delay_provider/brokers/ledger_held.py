@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.base import DEFAULT_VISIBILITY, Broker, Receipt
+from airflow_delay_provider.brokers.dead_letters import take_from
 from airflow_delay_provider.brokers.on_ledger import LedgerBroker
+from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
 from airflow_delay_provider.domain.clock import Clock, ceil_ms
+from airflow_delay_provider.domain.dead_letters import DeadLetters, Replayed
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import BrokerError, DelayError, LedgerError, LifecycleError
-from airflow_delay_provider.ledger import consumed, delivery
+from airflow_delay_provider.ledger import consumed, delivery, replay
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.ledger.delivery import Claim
+from airflow_delay_provider.ledger.records import AnyRow
+
+#: Dead letters that are looked for in one go through a dead-letter channel.
+COPIES_AT_ONCE = 10_000
 
 
 class LedgerHeldBroker(LedgerBroker):
@@ -61,11 +68,24 @@ class LedgerHeldBroker(LedgerBroker):
         self._send_claimed(claims)
         return receipts
 
-    def receive(self, channel: str, *, limit: int = 1, visibility: timedelta = DEFAULT_VISIBILITY) -> list[Delivery]:
-        return self.target.receive(channel, limit=limit, visibility=visibility)
+    def receive(
+        self,
+        channel: str,
+        *,
+        limit: int = 1,
+        visibility: timedelta = DEFAULT_VISIBILITY,
+        wait: timedelta = timedelta(0),
+    ) -> list[Delivery]:
+        return self.target.receive(channel, limit=limit, visibility=visibility, wait=wait)
 
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
         return self.target.peek(channel, limit=limit)
+
+    def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
+        return self.target.open_shared_consumer(on_change=on_change)
+
+    def counts_returns(self) -> bool:
+        return self.target.counts_returns()
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         self.target.ack(deliveries)
@@ -97,6 +117,36 @@ class LedgerHeldBroker(LedgerBroker):
                 connection, delivery.message, destination=self.destination, now_ms=self._now_ms(), reason=reason
             )
         )
+
+    def replay(self, selection: DeadLetters) -> Replayed:
+        """Let dead rows wait again, after their copies have left the other broker's dead-letter channel.
+
+        In this order a crash in between costs a copy, and the message is still dead in the ledger, which has it whole.
+        """
+        after_seq = 0
+        while rows := self._find_copies(selection, after_seq):
+            by_channel: dict[str, set[str]] = {}
+            for row in rows:
+                by_channel.setdefault(row.channel, set()).add(row.id)
+            for channel, ids in by_channel.items():
+                where = selection.dead_letter_channel or f"{channel}.dead"
+                take_from(
+                    self.target,
+                    where,
+                    lambda delivery, ids=ids: delivery.message.id in ids,  # type: ignore[misc]
+                    lambda delivery: self.target.ack([delivery]),
+                )
+            after_seq = rows[-1].seq
+        return super().replay(selection)
+
+    def _find_copies(self, selection: DeadLetters, after_seq: int) -> list[AnyRow]:
+        with self.ledger.read() as connection:
+            return replay.given_up_by_consumers(
+                connection, selection, destination=self.destination, after_seq=after_seq, limit=COPIES_AT_ONCE
+            )
+
+    def _settings(self) -> object:
+        return super()._settings(), self.destination, self.target._settings()
 
     def check(self) -> str:
         return f"{super().check()}; {self.target.check()}"
@@ -143,8 +193,9 @@ class LedgerHeldBroker(LedgerBroker):
                 f"{error}; what was not confirmed stays in the ledger and the dispatcher sends it",
                 unconfirmed=[claim.message.id for claim in unsent],
             ) from error
-        except DelayError:
-            self._settle(unsent=claims)
+        except DelayError as error:
+            sent, unsent = delivery.divide(claims, unconfirmed=error.unconfirmed)
+            self._settle(sent=sent, unsent=unsent)
             raise
         self._settle(sent=claims)
 

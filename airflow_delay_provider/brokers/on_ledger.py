@@ -10,18 +10,23 @@ from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.base import Broker, Outcome, Receipt
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message, require_aware
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import LedgerError
-from airflow_delay_provider.ledger import counts, delivery, journal, scheduling
+from airflow_delay_provider.ledger import counts, delivery, journal, replay, scheduling
 from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.records import StoredRow
+from airflow_delay_provider.ledger.records import AnyRow, StoredRow
 
 TakenT = TypeVar("TakenT")
 #: What is done with due messages in the transaction that stored them, by their numbers.
 TakeDue = Callable[[Connection, Sequence[int]], TakenT]
+
+
+#: Messages of one transaction.
+REPLAY_BATCH = 1000
 
 
 class LedgerBroker(Broker):
@@ -45,6 +50,32 @@ class LedgerBroker(Broker):
     def expedite(self, message_ids: Sequence[str]) -> None:
         self._change(message_ids, Change.EXPEDITED, deliver_at_ms=self._now_ms())
 
+    def count_dead(self, selection: DeadLetters) -> DeadCount:
+        with self.ledger.read() as connection:
+            return DeadCount(count=replay.count(connection, selection, destination=self.destination))
+
+    def replay(self, selection: DeadLetters) -> Replayed:
+        """Let dead rows wait again, a transaction a batch: a crash leaves whole batches, and the rest is still dead."""
+        began_ms, count, found = self._now_ms(), 0, set[str]()
+
+        def work(connection: Connection) -> list[AnyRow]:
+            return replay.replay(
+                connection,
+                selection,
+                destination=self.destination,
+                now_ms=self._now_ms(),
+                died_until_ms=began_ms,
+                limit=REPLAY_BATCH,
+            )
+
+        while rows := self.ledger.transact(work):
+            count += len(rows)
+            if selection.message_ids:
+                found |= {row.id for row in rows}
+            if len(rows) < REPLAY_BATCH:
+                break
+        return Replayed(count=count, missing=tuple(each for each in selection.message_ids if each not in found))
+
     def journal_end(self) -> str:
         with self.ledger.read() as connection:
             return journal.end(connection)
@@ -57,6 +88,9 @@ class LedgerBroker(Broker):
         # The journal is indexed by message, so nothing needs to be read back from ``since``.
         with self.ledger.read() as connection:
             return journal.final_entries(connection, message_ids)
+
+    def _settings(self) -> object:
+        return self.ledger.url
 
     def check(self) -> str:
         with self.ledger.read() as connection:
@@ -80,7 +114,8 @@ class LedgerBroker(Broker):
             if not even_if_later and any(message.key is not None for message in messages):
                 due -= delivery.behind_earlier(connection, sorted(due), destination=self.destination, now_ms=now_ms)
             taken = take_due(connection, sorted(due))
-            return [_receipt(message, fresh.get(message.id), due) for message in messages], taken
+            replaced = Outcome.REPLACED if on_conflict is OnConflict.REPLACE else Outcome.SCHEDULED
+            return [_receipt(message, fresh.get(message.id), due, replaced) for message in messages], taken
 
         try:
             return self.ledger.transact(store)
@@ -103,13 +138,13 @@ class LedgerBroker(Broker):
         return ceil_ms(self.clock.now() + delay) if delay > timedelta(0) else self._now_ms()
 
 
-def _receipt(message: Message, row: StoredRow | None, due: set[int]) -> Receipt:
+def _receipt(message: Message, row: StoredRow | None, due: set[int], replaced: Outcome) -> Receipt:
     if row is None:
         outcome = Outcome.KEPT
     elif row.seq in due:
         outcome = Outcome.DISPATCHED
     elif row.generation > 0:
-        outcome = Outcome.REPLACED
+        outcome = replaced
     else:
         outcome = Outcome.SCHEDULED
     return Receipt(message_id=message.id, outcome=outcome)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change
 
 #: Final entries that a reader remembers.
 REMEMBERED = 20_000
+#: Ends from which a message can be put back.
+WAYS_BACK = frozenset({Change.DEAD_LETTERED, Change.PARKED})
+
+
+def note_outcome(ends: MutableMapping[str, JournalEntry], entry: JournalEntry) -> None:
+    """Note how a message first ended; a dead or parked one that is put back has not ended."""
+    known = ends.get(entry.message_id)
+    if entry.change in FINAL_CHANGES:
+        if known is None or known.change is Change.PARKED:
+            ends[entry.message_id] = entry
+    elif entry.change is Change.REQUEUED and known is not None and known.change in WAYS_BACK:
+        del ends[entry.message_id]
 
 
 class _Ordered(Protocol):
@@ -36,8 +48,7 @@ class RecentOutcomes(Generic[PositionT]):
     def add(self, entries: Sequence[JournalEntry]) -> None:
         """Remember those that are final; they follow on those added before."""
         for entry in entries:
-            if entry.change in FINAL_CHANGES:
-                self._entries.setdefault(entry.message_id, entry)
+            note_outcome(self._entries, entry)
         while len(self._entries) > REMEMBERED:
             _, forgotten = self._entries.popitem(last=False)
             self._known_from = self._parse_position(forgotten.position)
