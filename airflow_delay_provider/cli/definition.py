@@ -128,6 +128,27 @@ def _control() -> tuple[ActionCommand, ...]:
             _HOLD,
         ),
         _command("expedite", "Make messages that wait due now", "control.expedite", _IDS, _HOLD),
+        _command(
+            "replay",
+            "Hand messages that were given up to their channels again",
+            "replay.replay",
+            _arg("ids", metavar="ID", nargs="*", help="message ids (default: all that the filters select)"),
+            _ONE_CHANNEL,
+            _arg(
+                "--dead-letter-channel",
+                metavar="CHANNEL",
+                help="where consumers put them (default: the channel with .dead behind it)",
+            ),
+            _arg("--dag-id", help="only this DAG"),
+            _arg("--run-id", help="only this run"),
+            _arg("--task-id", help="only this task"),
+            _arg("--reason", metavar="TEXT", help="only if the reason contains this text"),
+            _arg("--since", metavar="TIME", help="only what was given up at this time or later"),
+            _arg("--until", metavar="TIME", help="only what was given up before this time"),
+            _arg("--dry-run", action="store_true", help="count, and change nothing"),
+            _arg("-y", "--yes", action="store_true", help="do not ask for confirmation"),
+            _HOLD,
+        ),
     )
 
 
@@ -244,6 +265,13 @@ def _topology() -> GroupCommand:
                 "Take everything away",
                 "topology.delete",
                 _arg("--force", action="store_true", help="even if messages wait, which are lost then"),
+                _YES,
+            ),
+            _command(
+                "replay-parked",
+                "Send messages whose channel was gone to it; without --yes, count them",
+                "topology.replay_parked",
+                _arg("--channel", action="append", help="only those of this channel; may be repeated"),
                 _YES,
             ),
         ),

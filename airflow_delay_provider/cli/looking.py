@@ -10,8 +10,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from airflow_delay_provider.cli.dispatchers import dispatcher_fields, print_dispatchers
 from airflow_delay_provider.cli.exit_codes import command
-from airflow_delay_provider.cli.opening import open_listing
+from airflow_delay_provider.cli.opening import listing_of, open_hook, open_listing
 from airflow_delay_provider.cli.options import parse_count
 from airflow_delay_provider.cli.output import (
     history_fields,
@@ -26,7 +27,9 @@ from airflow_delay_provider.cli.output import (
 from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import require_channel, require_message_id
-from airflow_delay_provider.ledger import counts, listing
+from airflow_delay_provider.exceptions import DelayError
+from airflow_delay_provider.hooks.dispatchers import find_dispatcher_warning
+from airflow_delay_provider.ledger import counts, heartbeats, listing
 
 _LIST_COLUMNS = (
     "message_id",
@@ -84,23 +87,54 @@ def show(args: Namespace) -> None:
 
 @command
 def status(args: Namespace) -> None:
-    """Print how many messages each channel has in each state, what is next and whether it is late."""
+    """Print how many messages each channel has in each state, what is next and late, and which dispatchers run."""
     channel = None if args.channel is None else require_channel(args.channel)
     now = SystemClock().now()
-    with open_listing(args.conn_id) as (ledger, destination), ledger.read() as connection:
-        total = counts.by_state(connection, channel=channel, destination=destination)
-        by_channel = counts.by_channel(connection, destination=destination) if channel is None else {channel: total}
-        channels = [
-            {"channel": name, **_waiting(connection, name, destination, states, now)}
-            for name, states in by_channel.items()
-        ]
-        overall = _waiting(connection, channel, destination, total, now)
+    with open_hook(args.conn_id) as hook:
+        ledger, destination = listing_of(hook)
+        with ledger.read() as connection:
+            total = counts.by_state(connection, channel=channel, destination=destination)
+            by_channel = counts.by_channel(connection, destination=destination) if channel is None else {channel: total}
+            channels = [
+                {"channel": name, **_waiting(connection, name, destination, states, now)}
+                for name, states in by_channel.items()
+            ]
+            overall = _waiting(connection, channel, destination, total, now)
+            dispatchers = heartbeats.read_dispatchers(connection)
+        warning = find_dispatcher_warning(hook)
+    undelivered = _undelivered(args.conn_id, channel)
     if args.output == "json":
-        print_document(overall | {"channels": channels})
+        shown = [dispatcher_fields(each) for each in dispatchers]
+        print_document(overall | {"channels": channels, "dispatchers": shown, "warning": warning} | undelivered)
         return
     columns = ("channel", *(state.name for state in State), "next_due", "overdue_seconds")
     rows = [*channels, {"channel": "(all)", **overall}] if channel is None else channels
     print_table(columns, [[(row | row["counts"])[name] for name in columns] for row in rows])
+    for name, n in sorted((undelivered.get("refused") or {}).items()):
+        print_fields({"refused": f"{n} for {name}"})
+    if undelivered.get("parked"):
+        print_fields({"parked": f"{undelivered['parked']}; see `airflow delay topology replay-parked`"})
+    print_dispatchers(dispatchers)
+    if warning is not None:
+        sys.stderr.write(f"warning: {warning}\n")
+
+
+def _undelivered(conn_id: str, channel: str | None) -> dict[str, Any]:
+    """Say how many messages the broker itself keeps: refused ones by channel, and all that are parked."""
+    from airflow_delay_provider.brokers.base import KeepsUndelivered
+    from airflow_delay_provider.hooks.delay import open_destination
+
+    try:
+        with open_destination(conn_id) as broker:
+            if not isinstance(broker, KeepsUndelivered):
+                return {}
+            refused, parked = broker.count_refused(), broker.count_parked()
+    except DelayError as error:
+        sys.stderr.write(f"refused and parked messages were not counted: {error}\n")
+        return {}
+    if refused is not None:
+        refused = {name: n for name, n in refused.items() if channel in (None, name)}
+    return {"refused": refused, "parked": parked}
 
 
 def _waiting(

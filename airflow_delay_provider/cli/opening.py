@@ -33,10 +33,15 @@ def open_hook(conn_id: str, *, hold: str | None = None) -> Iterator[DelayHook]:
 def open_listing(conn_id: str) -> Iterator[tuple[Ledger, str | None]]:
     """Open the ledger behind a connection, with the destination that the connection's messages have in it."""
     with open_hook(conn_id) as hook:
-        ledger = hook.get_ledger()
-        if getattr(hook.get_conn(), "ledger", None) is None:
-            _warn_if_not_followed(ledger, conn_id)
-        yield ledger, hook.get_listed_destination()
+        yield listing_of(hook)
+
+
+def listing_of(hook: DelayHook) -> tuple[Ledger, str | None]:
+    """Return the ledger of an open hook, with the destination that the connection's messages have in it."""
+    ledger = hook.get_ledger()
+    if getattr(hook.get_conn(), "ledger", None) is None:
+        _warn_if_not_followed(ledger, hook.delay_conn_id)
+    return ledger, hook.get_listed_destination()
 
 
 @contextmanager

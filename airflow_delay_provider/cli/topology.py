@@ -1,4 +1,4 @@
-"""`airflow delay topology create`, `verify` and `delete`: what a broker needs before messages can wait in it."""
+"""`airflow delay topology`: what a broker needs before messages can wait in it, and what it has kept apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_delay_provider.cli.output import print_document, print_fields, prin
 from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.base import Provisioned
+    from airflow_delay_provider.brokers.base import KeepsUndelivered, Provisioned
 
 
 @command
@@ -54,6 +54,35 @@ def delete(args: Namespace) -> None:
     with _open_provisioned(args.conn_id) as broker:
         name = broker.delete_topology(even_if_messages_wait=args.force)
     print_one(args.output, {"topology": name, "deleted": True})
+
+
+@command
+def replay_parked(args: Namespace) -> None:
+    """Send parked messages to their channels; without ``--yes`` only count them."""
+    channels: list[str] = args.channel or []
+    with _open_provisioned(args.conn_id) as broker:
+        keeper = _require_keeper(broker, args.conn_id)
+        parked = {name: n for name, n in keeper.count_parked_by_channel().items() if not channels or name in channels}
+        replayed = keeper.replay_parked(channels) if args.yes else {}
+    rows = [{"channel": name, "parked": n, "replayed": replayed.get(name, 0)} for name, n in sorted(parked.items())]
+    if args.output == "json":
+        print_document({"channels": rows})
+    else:
+        print_table(("channel", "parked", "replayed"), [list(row.values()) for row in rows])
+    if parked and not args.yes:
+        raise InvalidMessageError(
+            "yes", f"{sum(parked.values())} messages would be sent to their channels", "add --yes to send them"
+        )
+
+
+def _require_keeper(broker: Provisioned, conn_id: str) -> KeepsUndelivered:
+    from airflow_delay_provider.brokers.base import KeepsUndelivered
+
+    if not isinstance(broker, KeepsUndelivered):
+        raise ConfigurationError(
+            f"delay_conn_id: the broker of connection {conn_id!r} parks no messages; name a connection of type rabbitmq"
+        )
+    return broker
 
 
 @contextmanager

@@ -39,6 +39,12 @@ class DispatcherConfig:
     instance: str | None = None
     #: Between attempts while the ledger or a broker is out of reach.
     backoff: Backoff = field(default_factory=lambda: Backoff(cap=timedelta(seconds=30)))
+    #: Between attempts for one channel that takes nothing, as a queue that does not exist; the others go on meanwhile.
+    channel_backoff: Backoff = field(default_factory=lambda: Backoff(cap=timedelta(seconds=5)))
+    #: How soon a connection that was changed is used, while the broker that it named before still works.
+    reread_interval: timedelta = timedelta(seconds=30)
+    #: The broker of a connection that no message waits for is closed after this time.
+    idle_close: timedelta = timedelta(minutes=10)
     health_host: str = "127.0.0.1"
     #: 0 is any free port, None is no HTTP at all.
     health_port: int | None = 8795

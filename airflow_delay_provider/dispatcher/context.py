@@ -32,12 +32,14 @@ class Context:
         """Return the current time, rounded down so that nothing is due early."""
         return floor_ms(self.clock.now())
 
-    def look(self, *, destination: str | None = None) -> tuple[int, float]:
-        """Return how many messages may be taken now and, when there are none, the seconds until the next look."""
+    def look(self) -> tuple[int, float]:
+        """Return how many messages for channels here may be taken now, or the seconds until the next look."""
         with self.ledger.read() as connection:
-            due_ms = delivery.next_due_ms(connection, destination=destination)
-        if due_ms is None:
-            return 0, self.poll_seconds
+            due_ms = delivery.next_due_ms(connection)
+        return (0, self.poll_seconds) if due_ms is None else self.allowance(due_ms)
+
+    def allowance(self, due_ms: int) -> tuple[int, float]:
+        """Return how many messages may be taken when the first is due then, or the seconds until the next look."""
         until_due = (from_ms(due_ms) - self.clock.now()).total_seconds()
         if until_due > 0:
             # Something sooner may be scheduled meanwhile, so never for long.

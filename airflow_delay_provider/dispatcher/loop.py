@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,29 +40,76 @@ class Closable(Protocol):
         ...
 
 
+@runtime_checkable
+class Ending(Protocol):
+    """A loop that may have nothing to do any more."""
+
+    is_over: bool
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """A loop of which a part may wait for somebody to mend something while the rest works."""
+
+    def troubles(self) -> dict[str, str]:
+        """Return what is wrong, by what it is about."""
+        ...
+
+
 @dataclass(kw_only=True, slots=True)
 class LoopHealth:
     """How a loop is."""
 
     #: Length of the longest pause it has asked for.
     pause: float = 0.0
+    began_at: float = field(default_factory=time.monotonic)
+    #: The end of the last run that was good.
     ended_at: float | None = None
     failures: int = 0
     error: str | None = None
+    #: Parts of its work that wait for somebody to mend something, and why.
+    troubles: Callable[[], dict[str, str]] = dict
 
     @property
     def well(self) -> bool:
-        """Whether the last run was good and not too long ago."""
-        return self.failures == 0 and (
-            self.ended_at is None or time.monotonic() - self.ended_at < STALLED_SECONDS + self.pause
-        )
+        """Whether the last run was good and not too long ago; the first one must end in time too."""
+        return self.failures == 0 and not self.is_stalled and not self.troubles()
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, in one sentence; None is nothing."""
+        if self.error is not None:
+            return self.error
+        if self.is_stalled:
+            return f"a run has not ended for {STALLED_SECONDS:g} s or more; something it asked does not answer"
+        return self.trouble
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the first part of its work that waits for somebody, and how many more do."""
+        for what, why in (troubles := self.troubles()).items():
+            return f"{what}: {why}" + (f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else "")
+        return None
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a run does not come to an end, be it the first one."""
+        since = self.began_at if self.ended_at is None else self.ended_at
+        return time.monotonic() - since >= STALLED_SECONDS + self.pause
+
+    @property
+    def seconds_since_success(self) -> float | None:
+        """How long ago a run was good; None is never."""
+        return None if self.ended_at is None else time.monotonic() - self.ended_at
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``/health`` shows."""
-        ended = None
-        if self.ended_at is not None:
-            ended = datetime.fromtimestamp(time.time() - (time.monotonic() - self.ended_at), UTC).isoformat()
-        return {"well": self.well, "last_run_ended_at": ended, "failures": self.failures, "error": self.error}
+        ended, ago = None, self.seconds_since_success
+        if ago is not None:
+            ended = datetime.fromtimestamp(time.time() - ago, UTC).isoformat()
+        shown = {"well": self.well, "last_run_ended_at": ended, "failures": self.failures, "error": self.problem}
+        troubles = self.troubles()
+        return shown | {"troubles": troubles} if troubles else shown
 
 
 class LoopThread:
@@ -70,7 +117,7 @@ class LoopThread:
 
     def __init__(self, loop: Loop, *, stop: threading.Event, backoff: Backoff, observers: Sequence[Observer]) -> None:
         self.loop = loop
-        self.health = LoopHealth()
+        self.health = LoopHealth(troubles=loop.troubles) if isinstance(loop, Troubled) else LoopHealth()
         self._stop = stop
         self._backoff = backoff
         self._observers = observers
@@ -85,8 +132,17 @@ class LoopThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop has nothing to do any more."""
+        return not self._thread.is_alive() and self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return isinstance(self.loop, Ending) and self.loop.is_over
+
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.is_set() and not self._is_over:
             pause = self._run_guarded(self.loop.run_once)
             if pause > 0:
                 self._stop.wait(pause)

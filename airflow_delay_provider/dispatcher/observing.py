@@ -16,7 +16,7 @@ class Observer(Protocol):
         ...
 
     def failed(self, loop: str) -> None:
-        """A run of a loop ended with an error."""
+        """A run of a loop, or its work for one channel, ended with an error."""
         ...
 
 
@@ -28,11 +28,22 @@ class PrometheusObserver:
         self._dispatched = Counter(
             "delay_dispatched", "Messages handed to their channel", ["channel"], registry=self.registry
         )
-        self._errors = Counter("delay_errors", "Runs of a loop that failed", ["loop"], registry=self.registry)
+        self._errors = Counter(
+            "delay_errors",
+            "Runs of a loop, or of its work for one channel, that failed",
+            ["loop"],
+            registry=self.registry,
+        )
         self._lateness = Histogram(
             "delay_lateness_seconds",
             "How long after its due time a message was handed to its channel",
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
+            registry=self.registry,
+        )
+        self.held_channels = Gauge(
+            "delay_held_channels",
+            "Channels whose messages wait until somebody mends what /health says",
+            ["loop"],
             registry=self.registry,
         )
         self.scheduled = Gauge("delay_scheduled", "Messages that wait", registry=self.registry)

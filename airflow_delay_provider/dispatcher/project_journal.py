@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.exceptions import DelayError
 from airflow_delay_provider.ledger import projection
 
 #: Most entries in one transaction.
@@ -20,12 +16,11 @@ class ProjectJournal:
     The broker is read outside of any transaction, by a client of this loop's own: nobody waits for a slow broker.
     """
 
-    def __init__(self, context: Context, destination: str, open_broker: Callable[[str], Broker]) -> None:
+    def __init__(self, context: Context, destination: str, open_broker: OpenBroker) -> None:
         self.name = f"project_journal:{destination}"
         self._context = context
         self._destination = destination
-        self._open_broker = open_broker
-        self._broker: Broker | None = None
+        self._connection = BrokerConnection(destination, open_broker, reread=context.config.reread_interval)
 
     def run_once(self) -> float:
         """Apply one page."""
@@ -34,7 +29,7 @@ class ProjectJournal:
         with ledger.read() as connection:
             after = projection.position_of(connection, destination)
         try:
-            entries = self._open().read_journal(after=after, limit=PAGE)
+            entries = self._connection.get().read_journal(after=after, limit=PAGE)
         except Exception:
             self.close()
             raise
@@ -49,12 +44,4 @@ class ProjectJournal:
 
     def close(self) -> None:
         """Let go of the broker; the next run opens it again."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            with suppress(DelayError):
-                broker.close()
-
-    def _open(self) -> Broker:
-        if self._broker is None:
-            self._broker = self._open_broker(self._destination)
-        return self._broker
+        self._connection.close()

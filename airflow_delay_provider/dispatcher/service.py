@@ -6,10 +6,10 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
 from airflow_delay_provider.dispatcher.climb_ladder import ClimbLadder
 from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.context import Context
@@ -22,6 +22,7 @@ from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.dispatcher.prune import Prune
 from airflow_delay_provider.dispatcher.rate import TokenBucket
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
+from airflow_delay_provider.dispatcher.write_heartbeat import WriteHeartbeat
 from airflow_delay_provider.domain.clock import Clock, SystemClock
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.exceptions import DelayError
@@ -29,9 +30,6 @@ from airflow_delay_provider.ledger import counts, delivery
 from airflow_delay_provider.ledger.database import Ledger
 
 log = logging.getLogger(__name__)
-
-#: From the connection id of another broker to the broker.
-OpenBroker = Callable[[str], Broker]
 
 #: What all loops together get to end.
 STOP_SECONDS = 30.0
@@ -62,11 +60,12 @@ class Dispatcher:
             bucket=None if limit is None else TokenBucket(limit),
         )
         self._open_broker = open_broker
-        self._opening = threading.Lock()
         self._stop = threading.Event()
         self._threads: dict[str, LoopThread] = {}
-        self._brokers: list[Broker] = []
         self._health_server: HealthServer | None = None
+        self._heartbeat = WriteHeartbeat(
+            self._context, lambda: {name: thread.health for name, thread in list(self._threads.items())}
+        )
 
     @property
     def health_url(self) -> str | None:
@@ -89,8 +88,9 @@ class Dispatcher:
             RescueStale(self._context),
             Prune(self._context),
             ServeDestinations(self),
-            *(ProjectJournal(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.project)),
-            *(ClimbLadder(self._context, conn_id, self._open) for conn_id in dict.fromkeys(self.config.climb)),
+            *(ProjectJournal(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.project)),
+            *(ClimbLadder(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.climb)),
+            self._heartbeat,
         ]
         for loop in loops:
             self._begin(loop)
@@ -106,12 +106,10 @@ class Dispatcher:
         ]
         if self._health_server is not None:
             self._health_server.stop()
-        for broker in self._brokers:
-            try:
-                broker.close()
-            except Exception:
-                # What it has confirmed is marked, and the rest waits in the ledger.
-                log.warning("A broker did not close cleanly", exc_info=True)
+        try:
+            self._heartbeat.mark_stopped()
+        except DelayError as error:
+            log.warning("The ledger does not know that this dispatcher has stopped: %s", error)
         self._context.ledger.close()
         log.info("Dispatcher %s stopped; unfinished: %s", self.config.owner, ", ".join(unfinished) or "nothing")
         return not unfinished
@@ -128,14 +126,15 @@ class Dispatcher:
         return self.stop()
 
     def serve_new_destinations(self) -> None:
-        """Start a loop for every broker that messages wait for and that has none yet."""
+        """Start a loop for every broker that messages wait for and that has none; it opens the broker by itself."""
+        for name, thread in list(self._threads.items()):
+            if thread.has_ended:
+                del self._threads[name]
         with self._context.ledger.read() as connection:
             destinations = counts.waiting_destinations(connection)
         for destination in destinations:
             if f"dispatch_away:{destination}" not in self._threads:
-                broker = self._open(destination)
-                self._brokers.append(broker)
-                self._begin(DispatchAway(self._context, destination, broker))
+                self._begin(DispatchAway(self._context, destination, self._open_broker))
 
     def health(self) -> dict[str, Any]:
         """Return what ``/health`` shows."""
@@ -149,6 +148,10 @@ class Dispatcher:
 
     def metrics(self) -> bytes:
         """Return what ``/metrics`` shows."""
+        self._prometheus.held_channels.clear()
+        for name, thread in list(self._threads.items()):
+            if isinstance(thread.loop, DispatchAway) and (troubles := thread.health.troubles()):
+                self._prometheus.held_channels.labels(name).set(len(troubles))
         try:
             with self._context.ledger.read() as connection:
                 self._prometheus.scheduled.set(counts.by_state(connection)[State.SCHEDULED])
@@ -158,11 +161,6 @@ class Dispatcher:
         except DelayError:
             log.debug("The ledger cannot be asked for metrics now", exc_info=True)
         return self._prometheus.render()
-
-    def _open(self, conn_id: str) -> Broker:
-        # Looking up a connection switches where this process looks, so loops do it one after the other.
-        with self._opening:
-            return self._open_broker(conn_id)
 
     def _begin(self, loop: Loop) -> None:
         thread = LoopThread(loop, stop=self._stop, backoff=self.config.backoff, observers=self._context.observers)

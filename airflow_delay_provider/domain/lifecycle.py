@@ -35,6 +35,10 @@ class Change(StrEnum):
     EXPEDITED = "expedited"
     REQUEUED = "requeued"
     DEAD_LETTERED = "dead_lettered"
+    #: The channel has not taken it yet; it waits on, and the broker tries again.
+    REFUSED = "refused"
+    #: The channel is gone; the broker keeps it apart until somebody replays it.
+    PARKED = "parked"
 
 
 #: (from, change) -> to. Everything that is not listed is refused.
@@ -45,8 +49,11 @@ TRANSITIONS: dict[tuple[State | None, Change], State] = {
     (State.SCHEDULED, Change.RESCHEDULED): State.SCHEDULED,
     (State.SCHEDULED, Change.EXPEDITED): State.SCHEDULED,
     (State.SCHEDULED, Change.DEAD_LETTERED): State.DEAD,
+    (State.SCHEDULED, Change.REFUSED): State.SCHEDULED,
+    (State.SCHEDULED, Change.PARKED): State.DEAD,
     (State.DISPATCHED, Change.REQUEUED): State.SCHEDULED,
     (State.DISPATCHED, Change.DEAD_LETTERED): State.DEAD,
+    (State.DISPATCHED, Change.PARKED): State.DEAD,
     (State.DEAD, Change.REQUEUED): State.SCHEDULED,
 }
 
@@ -62,4 +69,4 @@ def outcome_of(change: Change) -> State:
 
 
 #: Changes after which a message waits no longer.
-FINAL_CHANGES = frozenset({Change.DISPATCHED, Change.CANCELLED, Change.DEAD_LETTERED})
+FINAL_CHANGES = frozenset({Change.DISPATCHED, Change.CANCELLED, Change.DEAD_LETTERED, Change.PARKED})

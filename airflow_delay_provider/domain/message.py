@@ -81,12 +81,22 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GivenUp:
+    """Why a message lies in a dead-letter channel."""
+
+    reason: str | None
+    at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
     """A message handed to a consumer, invisible to others until it is settled or its visibility ends."""
 
     message: Message
     #: The adapter's handle for settling it.
     handle: str
+    #: Of a dead letter, where the broker's own records tell; None is any other message.
+    given_up: GivenUp | None = field(default=None, compare=False)
 
 
 def require_channel(channel: str) -> str:

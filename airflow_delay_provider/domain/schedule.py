@@ -127,9 +127,9 @@ def resolve_deliver_at(
     if deliver_at is not None and deliver_after is not None:
         raise InvalidMessageError("deliver_at", "deliver_after is given too", "give only one of the two")
     if deliver_at is not None:
-        due = require_aware("deliver_at", _parse_moment(deliver_at))
+        due = require_aware("deliver_at", parse_moment("deliver_at", deliver_at))
     elif deliver_after is not None:
-        due = _add(now, _parse_delay(deliver_after))
+        due = _add(now, parse_delay("deliver_after", deliver_after))
     else:
         due = now
     if due < now and policy is OnPast.FAIL:
@@ -185,28 +185,28 @@ def parse_choice(name: str, choices: type[ChoiceT], value: ChoiceT | str) -> Cho
         raise InvalidMessageError(name, f"{value!r} is unknown", f"use one of {', '.join(choices)}") from None
 
 
-def _parse_moment(value: datetime | str) -> datetime:
+def parse_moment(name: str, value: datetime | str) -> datetime:
+    """Return the time that a user gives as a datetime or as text."""
     if isinstance(value, datetime):
         return value
     try:
         return datetime.fromisoformat(value.strip())
     except (AttributeError, TypeError, ValueError):
         raise InvalidMessageError(
-            "deliver_at",
+            name,
             f"{value!r} is not a time",
             "use an aware datetime or ISO-8601 such as 2030-01-31T17:00:00Z",
         ) from None
 
 
-def _parse_delay(value: timedelta | float | str) -> timedelta:
+def parse_delay(name: str, value: timedelta | float | str) -> timedelta:
+    """Return a length of time given as timedelta, as a number of seconds, or as text of one."""
     if isinstance(value, timedelta):
         return value
     try:
         return timedelta(seconds=float(value))
     except (TypeError, ValueError, OverflowError):
-        raise InvalidMessageError(
-            "deliver_after", f"{value!r} is not a delay", "use a timedelta or a number of seconds"
-        ) from None
+        raise InvalidMessageError(name, f"{value!r} is not a delay", "use a timedelta or a number of seconds") from None
 
 
 def _add(now: datetime, delay: timedelta) -> datetime:

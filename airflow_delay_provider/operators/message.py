@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict, compose_message, parse_choice, resolve_deliver_at
-from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.schedule import (
+    OnConflict,
+    compose_message,
+    parse_choice,
+    parse_delay,
+    resolve_deliver_at,
+)
+from airflow_delay_provider.exceptions import InvalidMessageError, WaitTimeoutError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.counting import count_confirmed
 from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.dispatchers import describe_waiting, find_dispatcher_warning, ledger_id_of
 from airflow_delay_provider.hooks.failures import failing_at_once
 from airflow_delay_provider.hooks.message_ids import cancel_in_time, parse_message_ids
 from airflow_delay_provider.hooks.remembering import TaskMemory, schedule_once
@@ -33,6 +41,9 @@ if TYPE_CHECKING:
 
 _TIME_FIELDS = ("deliver_at", "deliver_after")
 _MESSAGE_FIELDS = ("channel", "payload", *_TIME_FIELDS, "message_id", "key", "headers", "content_type", "priority")
+_SETTINGS = ("delay_conn_id", "hold", "on_conflict", "on_past", "wait_timeout")
+#: Longer than the trigger's own time-out, for when no triggerer runs that could notice it.
+_TRIGGER_GRACE = timedelta(minutes=1)
 
 
 class ScheduleMessageOperator(BaseOperator):
@@ -57,11 +68,13 @@ class ScheduleMessageOperator(BaseOperator):
     :param on_conflict: what to do when an id is taken: ``keep``, ``fail`` or ``replace``.
     :param on_past: what to do with a time that has passed: ``deliver`` or ``fail``.
     :param wait_for_dispatch: succeed only when all were dispatched; a cancelled or given-up message fails the task.
+    :param wait_timeout: with ``wait_for_dispatch``, timedelta or seconds after which the task fails. The messages stay
+        scheduled: a retried or cleared task waits for the same ones again. None waits as long as it takes.
     :param cancel_on_kill: cancel what still waits when a user ends the task. Airflow tells a deferred task of its end
         only once a triggerer has taken it over, about a second after it was deferred.
     """
 
-    template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", "delay_conn_id", "hold", "on_conflict", "on_past")
+    template_fields: Sequence[str] = (*_MESSAGE_FIELDS, "messages", *_SETTINGS)
     template_fields_renderers: ClassVar[dict[str, str]] = {"payload": "json", "headers": "json", "messages": "json"}
     operator_extra_links = (DelayedMessageLink(),)
     ui_color = "#dfeaf7"
@@ -84,6 +97,7 @@ class ScheduleMessageOperator(BaseOperator):
         on_conflict: str = "keep",
         on_past: str = "deliver",
         wait_for_dispatch: bool = False,
+        wait_timeout: timedelta | float | str | None = None,
         cancel_on_kill: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -103,6 +117,7 @@ class ScheduleMessageOperator(BaseOperator):
         self.on_conflict = on_conflict
         self.on_past = on_past
         self.wait_for_dispatch = wait_for_dispatch
+        self.wait_timeout = wait_timeout
         self.cancel_on_kill = cancel_on_kill
         #: The address for the link; None until this process has tried to schedule.
         self.message_link: str | None = None
@@ -116,7 +131,9 @@ class ScheduleMessageOperator(BaseOperator):
                 raise InvalidMessageError(
                     "cancel_on_kill", "this broker holds messages itself and gives none back", 'add hold="ledger"'
                 )
-            messages = self._compose(context, now=broker.clock.now())
+            began = broker.clock.now()
+            messages = self._compose(context, now=began)
+            patience = self._patience(messages, now=began)
             ids = [message.id for message in messages]
             policy = parse_choice("on_conflict", OnConflict, self.on_conflict)
             memory = TaskMemory(None if broker.knows_ids else context.get("task_state_store"), ids)
@@ -127,12 +144,14 @@ class ScheduleMessageOperator(BaseOperator):
             receipts = schedule_once(broker, messages, on_conflict=policy, memory=memory) if messages else []
             self._confirmed_ids = ids
             self._tell(context, messages, receipts)
+            self._warn_if_not_served(hook, receipts)
             if not self.wait_for_dispatch:
                 return self._result(ids)
             if broker.knows_ids and any(receipt.outcome == "kept" for receipt in receipts):
                 # An earlier try scheduled them, so they may have ended before this one began.
                 since = FROM_THE_START
             ended = broker.find_outcomes(ids, since=since) if ids else {}
+            ledger_id = ledger_id_of(hook)
         if len(ended) == len(ids):
             return self.execute_complete(context, describe_outcomes(ids, ended))
         self.defer(
@@ -142,12 +161,26 @@ class ScheduleMessageOperator(BaseOperator):
                 hold=self.hold,
                 since=since,
                 cancel_on_kill=self.cancel_on_kill,
+                ledger_id=ledger_id,
+                give_up_at=None if patience is None else (datetime.now(UTC) + patience).isoformat(),
             ),
             method_name="execute_complete",
+            timeout=None if patience is None else patience + _TRIGGER_GRACE,
         )
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Say what is the matter when Airflow itself ended the wait, because no triggerer has."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            if self.wait_timeout is None:
+                raise
+            return self.execute_complete(context, {"timed_out": True, "since": FROM_THE_START})
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> str | list[str]:
         """Return the ids when all were dispatched."""
+        if event.get("timed_out"):
+            event = self._outcomes_in_time(context, since=event["since"])
         require_dispatched(event)
         self.log.info("All %d messages were dispatched", sum(event["counts"].values()))
         with failing_at_once():
@@ -186,6 +219,33 @@ class ScheduleMessageOperator(BaseOperator):
             {"message_id": origin.message_id(position)} | _with_defaults(position, item, defaults)
             for position, item in enumerate(items)
         ]
+
+    def _patience(self, messages: Sequence[Message], *, now: datetime) -> timedelta | None:
+        if not self.wait_for_dispatch or self.wait_timeout is None:
+            return None
+        patience = parse_delay("wait_timeout", self.wait_timeout)
+        last = max((message.deliver_at for message in messages), default=now)
+        if patience <= max(timedelta(0), last - now):
+            raise InvalidMessageError(
+                "wait_timeout", f"{patience} is over before the last message is due", f"use more than {last - now}"
+            )
+        return patience
+
+    def _outcomes_in_time(self, context: Context, *, since: str) -> dict[str, Any]:
+        """Return how all messages ended, should they have at the last moment; fail otherwise."""
+        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
+            ids = [fields["message_id"] for fields in self._each_message(context)]
+            ended = hook.get_conn().find_outcomes(ids, since=since)
+            if len(ended) < len(ids):
+                waiting = [each for each in ids if each not in ended]
+                raise WaitTimeoutError(describe_waiting(waiting, hook, of=len(ids), patience=self.wait_timeout))
+        return describe_outcomes(ids, ended)
+
+    def _warn_if_not_served(self, hook: DelayHook, receipts: Sequence[Receipt]) -> None:
+        if any(receipt.outcome in ("scheduled", "replaced") for receipt in receipts):
+            warning = find_dispatcher_warning(hook)
+            if warning is not None:
+                self.log.warning("The messages are stored and wait, but are not dispatched: %s", warning)
 
     def _result(self, ids: list[str]) -> str | list[str]:
         return ids[0] if self.messages is None else ids

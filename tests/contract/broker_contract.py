@@ -6,7 +6,9 @@ from tests.contract.conflicts import ConflictContract
 from tests.contract.consuming import ConsumingContract
 from tests.contract.control import ControlContract
 from tests.contract.journal import JournalContract
+from tests.contract.replay import ReplayContract
 from tests.contract.scheduling import SchedulingContract
+from tests.contract.waiting import SharedConsumerContract
 
 
 class BrokerContract:
@@ -20,4 +22,8 @@ class BrokerContract:
 
     class TestConsuming(ConsumingContract): ...
 
+    class TestSharedConsumer(SharedConsumerContract): ...
+
     class TestJournal(JournalContract): ...
+
+    class TestReplay(ReplayContract): ...

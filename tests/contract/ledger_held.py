@@ -49,7 +49,7 @@ class LedgerHeldHarness(BrokerHarness):
     def dispatch(self) -> None:
         """Run the loops of a dispatcher until nothing is due."""
         RescueStale(self.context).run_once()
-        loop = DispatchAway(self.context, self.destination, self.target)
+        loop = DispatchAway(self.context, self.destination, lambda _conn_id: self.target)
         while loop.run_once() == 0.0:
             pass
 

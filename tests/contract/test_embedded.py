@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 from airflow_delay_provider.brokers.base import Broker, Outcome
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.shared_consumer import Bound
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.exceptions import LedgerError
@@ -167,3 +168,25 @@ def test_an_unreachable_database_names_the_messages_that_are_not_confirmed():
         broker.schedule([message])
     assert failed.value.unconfirmed == (message.id,)
     assert "secret" not in str(failed.value)
+
+
+def test_one_statement_shows_the_heads_of_all_channels(harness: EmbeddedHarness):
+    """Triggerers ask twice a second, however many channels their sensors wait on."""
+    channels = [harness.channel() for _ in range(5)]
+    for channel in channels:
+        harness.broker.send([harness.message(channel, after=0) for _ in range(3)])
+    consumer = harness.broker.open_shared_consumer(on_change=lambda: None)
+    bounds = {channel: Bound(messages=2) for channel in channels}
+    first = consumer.look(bounds)
+    statements: list[str] = []
+
+    @event.listens_for(harness.ledger.engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    try:
+        assert consumer.look(bounds) == first
+    finally:
+        event.remove(harness.ledger.engine, "before_cursor_execute", note)
+    assert [len(messages) for messages in first.values()] == [2] * 5
+    assert len([statement for statement in statements if statement.lstrip().startswith("SELECT")]) == 1

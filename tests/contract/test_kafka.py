@@ -10,6 +10,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.domain.dead_letters import DeadLetters
+from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
@@ -32,6 +34,9 @@ class KafkaHarness(BrokerHarness):
 
     def prepare_channel(self, name: str) -> None:
         create_topic(self._admin, NewTopic(name, 1))
+
+    def delete_channel(self, name: str) -> None:
+        self._admin.delete_topics([name])[name].result(60)
 
     def pass_time(self, delta: timedelta) -> None:
         # What is due can be seen when its transaction has ended.
@@ -59,3 +64,25 @@ def harness(ladder: KafkaConfig) -> Iterator[KafkaHarness]:
 
 class TestKafkaBroker(BrokerContract):
     """The port, with messages that wait in Kafka's topics."""
+
+
+def test_what_the_dispatcher_could_not_deliver_is_replayed_once_the_topic_is_there_again(harness: KafkaHarness):
+    """A25: it lies in the ladder's own topic of dead letters, and the channel finds it there."""
+    channel = harness.channel()
+    message = harness.message(channel, after=1)
+    position = harness.broker.journal_end()
+
+    def outcome() -> Change:
+        return harness.open().find_outcomes([message.id], since=position)[message.id].change
+
+    harness.broker.schedule([message])
+    harness.delete_channel(channel)
+    selection = DeadLetters(channel=channel)
+    harness.wait_until(lambda: harness.broker.count_dead(selection).count == 1, "the message among the dead letters")
+    assert outcome() is Change.DEAD_LETTERED
+    harness.prepare_channel(channel)
+    by_id = harness.open().replay(DeadLetters(message_ids=(message.id, "nobody")))
+    assert (by_id.count, by_id.missing) == (1, ("nobody",))
+    assert harness.ids_in(channel, 1) == [message.id]
+    assert harness.broker.count_dead(selection).count == 0
+    assert outcome() is Change.DISPATCHED

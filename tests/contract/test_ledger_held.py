@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,9 +14,14 @@ from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Delivery, Message
 from airflow_delay_provider.exceptions import (
     BrokerError,
+    ChannelError,
     ConfigurationError,
     ConflictError,
+    DelayError,
     LedgerError,
+    PayloadError,
+    Reach,
+    UnknownChannelError,
     UnknownMessageError,
 )
 from airflow_delay_provider.ledger import delivery, listing
@@ -140,12 +146,39 @@ def test_a_message_that_the_broker_refuses_for_good_is_given_up_by_the_dispatche
 ):
     """A25"""
     message = harness.message(harness.channel(), after=0)
-    elsewhere.refuses = ConfigurationError("channel: no; create it")
-    with pytest.raises(ConfigurationError):
+    elsewhere.refuses = PayloadError("payload", "is too large for this broker", "send less")
+    with pytest.raises(PayloadError):
         broker.send([message])
     harness.target = elsewhere
     harness.dispatch()
     assert state(harness, message) is State.DEAD
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        ConfigurationError("ca_file: cannot be used; name another"),
+        ChannelError("topic c forgets messages after 1 ms; set its retention.ms"),
+        UnknownChannelError("channel", "queue 'c' does not exist", "declare it"),
+        BrokerError("user 'me' lacks a permission; grant it", may_pass=False, reach=Reach.CHANNEL),
+        BrokerError("the login of user 'me' is refused; correct it", may_pass=False),
+        ValueError("nobody has foreseen this"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_message_waits_for_whatever_a_person_can_mend(
+    harness: ForgetfulHarness, elsewhere: Elsewhere, trouble: Exception
+):
+    """A12, A25: only the broker's verdict on the message itself ends it."""
+    channel = harness.channel()
+    message = harness.message(channel, after=1)
+    harness.broker.schedule([message])
+    elsewhere.refuses, harness.target = trouble, elsewhere
+    with suppress(DelayError):
+        harness.pass_time(harness.units(1))
+    assert state(harness, message) is State.SCHEDULED
+    elsewhere.refuses = None
+    assert harness.ids_in(channel, 1) == [message.id]
 
 
 def test_after_a_crash_between_sending_and_marking_the_dispatcher_sends_it_again(

@@ -11,7 +11,7 @@ from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.rabbits import config_of, require_rabbitmq
+from tests.rabbits import config_of, counted_looks, require_rabbitmq
 
 
 class RabbitMQHarness(BrokerHarness):
@@ -42,10 +42,11 @@ class RabbitMQHarness(BrokerHarness):
         self._preparing.close()
 
 
-@pytest.fixture(params=["quorum", "classic"])
-def harness(request: pytest.FixtureRequest) -> Iterator[RabbitMQHarness]:
-    harness = RabbitMQHarness(require_rabbitmq(), request.param)
-    yield harness
+@pytest.fixture
+def harness(queue_type: str) -> Iterator[RabbitMQHarness]:
+    harness = RabbitMQHarness(require_rabbitmq(), queue_type)
+    with counted_looks():
+        yield harness
     harness.close()
 
 

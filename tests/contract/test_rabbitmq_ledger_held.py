@@ -15,7 +15,7 @@ from airflow_delay_provider.ledger.database import Ledger
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness
-from tests.rabbits import config_of, require_rabbitmq
+from tests.rabbits import config_of, counted_looks, require_rabbitmq
 
 
 class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
@@ -46,7 +46,8 @@ class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
 @pytest.fixture
 def harness(shared_ledger: Ledger) -> Iterator[RabbitMQHeldByLedgerHarness]:
     harness = RabbitMQHeldByLedgerHarness(shared_ledger, require_rabbitmq())
-    yield harness
+    with counted_looks():
+        yield harness
     harness.close()
 
 

@@ -45,6 +45,7 @@ def test_every_command_leads_to_a_function() -> None:
         "delay dispatcher",
         "delay expedite",
         "delay list",
+        "delay replay",
         "delay reschedule",
         "delay retries",
         "delay schedule",
@@ -53,6 +54,7 @@ def test_every_command_leads_to_a_function() -> None:
         "delay status",
         "delay topology create",
         "delay topology delete",
+        "delay topology replay-parked",
         "delay topology verify",
     ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from airflow_delay_provider.cli.output import message_fields, preview
 from airflow_delay_provider.domain.clock import EPOCH
 from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.heartbeats import mark_stopped
+from tests.heartbeats import OWNER, WELL, write_heartbeat
 from tests.unit.cli.commandline import CommandLine, parser
 
 
@@ -176,11 +181,14 @@ def test_status_counts_each_state_of_each_channel_and_names_what_is_next(five: C
 
 def test_status_of_an_empty_ledger_has_nothing_next(delay: CommandLine) -> None:
     """B15."""
-    assert delay.document("status") == {
+    status = delay.document("status")
+    assert status.pop("warning").startswith("no dispatcher has ever been seen in this ledger")
+    assert status == {
         "counts": {"SCHEDULED": 0, "DISPATCHED": 0, "CANCELLED": 0, "DEAD": 0},
         "next_due": None,
         "overdue_seconds": None,
         "channels": [],
+        "dispatchers": [],
     }
 
 
@@ -192,3 +200,37 @@ def test_status_says_how_long_the_first_message_is_overdue(five: CommandLine) ->
     invoices, orders, both = (line.split() for line in five("status").out.splitlines()[-3:])
     assert (invoices[0], orders[0], both[0]) == ("invoices", "orders", "(all)")
     assert float(invoices[-1]) == 0 < float(orders[-1])
+
+
+def test_status_shows_which_dispatchers_run(delay: CommandLine, sqlite_url: str) -> None:
+    """B41"""
+    with closing(Ledger(sqlite_url)) as ledger:
+        write_heartbeat(ledger, climbs=["kafka"], loops={"dispatch_due": WELL, "dispatch_away:rabbit": WELL})
+        status = delay.document("status")
+        table = delay("status")
+        ledger.transact(lambda c: mark_stopped(c, OWNER))
+        stopped = delay("status")
+    assert status["warning"] is None
+    [dispatcher] = status["dispatchers"]
+    assert (dispatcher["owner"], dispatcher["status"], dispatcher["pid"]) == (OWNER, "alive", 4711)
+    assert (dispatcher["climbs"], dispatcher["destinations"]) == (["kafka"], ["rabbit"])
+    assert [loop["name"] for loop in dispatcher["loops"]] == ["dispatch_due", "dispatch_away:rabbit"]
+    assert "ledger, --climb kafka, sends to rabbit" in table.out.splitlines()[-1]
+    assert table.err == ""
+    assert " stopped " in stopped.out.splitlines()[-1]
+    assert re.search(
+        r"^warning: no dispatcher has been seen since .* UTC \(host-1:4711:abcdef was stopped", stopped.err
+    )
+    assert "start one with `airflow delay dispatcher`" in stopped.err
+
+
+def test_status_shows_a_dispatcher_that_runs_and_does_not_work(delay: CommandLine, sqlite_url: str) -> None:
+    """B41"""
+    failing = {**WELL, "well": False, "failures": 3, "error": "LedgerError: the disk is full"}
+    with closing(Ledger(sqlite_url)) as ledger:
+        write_heartbeat(ledger, loops={"dispatch_due": failing})
+    shown = delay("status")
+    assert " unwell " in shown.out.splitlines()[-1]
+    assert "its loop dispatch_due failed 3 times since" in shown.err
+    assert "the disk is full" in shown.err
+    assert "start one" not in shown.err

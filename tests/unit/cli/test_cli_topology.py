@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Finding, Provisioned
+from airflow_delay_provider.brokers.base import Finding, KeepsUndelivered, Provisioned
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.exceptions import MessagesWaitError
 from airflow_delay_provider.hooks import connections
@@ -18,7 +18,7 @@ ADVICE = Finding(text="could be better", is_problem=False)
 PROBLEM = Finding(text="is broken; mend it")
 
 
-class Built(EmbeddedBroker, Provisioned):
+class Built(EmbeddedBroker, Provisioned, KeepsUndelivered):
     """Stands for a broker that needs objects of its own."""
 
     findings: Sequence[Finding] = ()
@@ -36,6 +36,19 @@ class Built(EmbeddedBroker, Provisioned):
             raise MessagesWaitError("3 messages wait and would be lost; add --force to lose them")
         self.asked.append("delete")
         return "delay.v1.built"
+
+    def count_refused(self) -> Mapping[str, int] | None:
+        return {"full": 4}
+
+    def count_parked(self) -> int:
+        return 3
+
+    def count_parked_by_channel(self) -> Mapping[str, int]:
+        return {"orders": 2, "gone": 1}
+
+    def replay_parked(self, channels: Sequence[str] = ()) -> Mapping[str, int]:
+        self.asked.append(["replay", *channels])
+        return {"orders": 2}
 
 
 @pytest.fixture
@@ -93,7 +106,38 @@ def test_delete_wants_to_be_confirmed_and_forced(delay: CommandLine, built: type
     assert built.asked == ["delete"]
 
 
-@pytest.mark.parametrize("words", [["create"], ["verify"], ["delete", "--yes"]])
+def test_parked_messages_are_counted_and_replayed_only_when_that_is_confirmed(
+    delay: CommandLine, built: type[Built]
+) -> None:
+    words = ["topology", "replay-parked", "--conn-id", "far"]
+    unconfirmed = delay(*words)
+    assert unconfirmed.code == 2
+    assert unconfirmed.err == "yes: 3 messages would be sent to their channels; add --yes to send them\n"
+    assert unconfirmed.out.count("orders") == 1
+    assert built.asked == []
+    assert delay.document(*words, "--yes") == {
+        "channels": [
+            {"channel": "gone", "parked": 1, "replayed": 0},
+            {"channel": "orders", "parked": 2, "replayed": 2},
+        ]
+    }
+    [row] = delay.document(*words, "--yes", "--channel", "orders")["channels"]
+    assert row == {"channel": "orders", "parked": 2, "replayed": 2}
+    assert built.asked == [["replay"], ["replay", "orders"]]
+
+
+def test_status_counts_what_the_broker_keeps_because_channels_do_not_take_it(
+    delay: CommandLine, built: type[Built]
+) -> None:
+    assert built.asked == []
+    shown = delay.document("status", "--conn-id", "far")
+    assert (shown["refused"], shown["parked"]) == ({"full": 4}, 3)
+    one = delay.document("status", "--conn-id", "far", "--channel", "gone")
+    assert (one["refused"], one["parked"]) == ({}, 3)
+    assert "4 for full" in delay("status", "--conn-id", "far").out
+
+
+@pytest.mark.parametrize("words", [["create"], ["verify"], ["delete", "--yes"], ["replay-parked"]])
 def test_a_broker_that_needs_none_says_so(delay: CommandLine, words: list[str]) -> None:
     result = delay("topology", *words)
     assert (result.code, result.out) == (3, "")

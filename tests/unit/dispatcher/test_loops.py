@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
@@ -20,7 +20,7 @@ from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError
 from airflow_delay_provider.ledger import counts, delivery, listing, scheduling
 from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.testing.clock import SettableClock
@@ -165,7 +165,7 @@ def test_messages_for_another_broker_are_claimed_sent_and_marked(
         channel="c", payload=b"p", deliver_at=clock.now() + SECOND, key="k", headers={"h": "v"}, priority=7
     )
     schedule_away(context, message)
-    loop = DispatchAway(context, "there", elsewhere)
+    loop = DispatchAway(context, "there", lambda _: elsewhere)
     assert loop.run_once() > 0
     clock.advance(SECOND)
     loop.run_once()
@@ -186,7 +186,7 @@ def test_messages_that_the_other_broker_did_not_confirm_wait_again_and_the_confi
 
     elsewhere = HalfConfirming(Ledger("sqlite://"), clock=clock)
     schedule_away(context, *(Message(id=name, channel="c", payload=b"", deliver_at=clock.now()) for name in "ab"))
-    loop = DispatchAway(context, "there", elsewhere)
+    loop = DispatchAway(context, "there", lambda _: elsewhere)
     with pytest.raises(BrokerError, match="gone"):
         loop.run_once()
     assert states(context) == {State.SCHEDULED: 1, State.DISPATCHED: 1}
@@ -202,8 +202,9 @@ def test_an_error_that_names_no_ids_leaves_all_messages_waiting(context: Context
             raise BrokerError("unreachable")
 
     schedule_away(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
+    elsewhere = Unreachable(Ledger("sqlite://"), clock=clock)
     with pytest.raises(BrokerError):
-        DispatchAway(context, "there", Unreachable(Ledger("sqlite://"), clock=clock)).run_once()
+        DispatchAway(context, "there", lambda _: elsewhere).run_once()
     assert states(context) == {State.SCHEDULED: 1}
 
 
@@ -218,7 +219,7 @@ def test_a_message_that_the_other_broker_refuses_for_good_is_dead_and_holds_up_n
         Message(id="too-large", channel="c", payload=b"abcd", deliver_at=clock.now()),
         Message(id="fits-too", channel="c", payload=b"abc", deliver_at=clock.now()),
     )
-    DispatchAway(context, "there", elsewhere).run_once()
+    DispatchAway(context, "there", lambda _: elsewhere).run_once()
     assert [each.message.id for each in elsewhere.receive("c", limit=9)] == ["fits", "fits-too"]
     with context.ledger.read() as connection:
         assert listing.get(connection, "too-large").state is State.DEAD
@@ -237,7 +238,7 @@ def test_claims_of_a_dead_dispatcher_are_rescued_when_their_time_is_over(
         )
     )
     elsewhere = EmbeddedBroker(Ledger("sqlite://"), clock=clock)
-    rescue, away = RescueStale(context), DispatchAway(context, "there", elsewhere)
+    rescue, away = RescueStale(context), DispatchAway(context, "there", lambda _: elsewhere)
     assert rescue.run_once() == context.config.rescue_interval.total_seconds()
     away.run_once()
     assert elsewhere.peek("c") == []
@@ -280,3 +281,114 @@ def test_pruning_deletes_what_ended_before_the_retention_and_nothing_else(
 def test_settings_that_make_no_sense_are_refused_with_their_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         DispatcherConfig(**settings)
+
+
+class Choosy(EmbeddedBroker):
+    """Takes what a test lets it take, and says how often it was asked."""
+
+    def __init__(self, clock: SettableClock, refuse: Callable[[Message], Exception | None]) -> None:
+        super().__init__(Ledger("sqlite://"), clock=clock)
+        self.refuse = refuse
+        self.calls: list[list[str]] = []
+
+    def send(self, messages: Sequence[Message]) -> list[Receipt]:
+        self.calls.append([message.id for message in messages])
+        for message in messages:
+            if (error := self.refuse(message)) is not None:
+                raise error
+        return super().send(messages)
+
+
+def run_until_idle(loop: DispatchAway) -> None:
+    while loop.run_once() == 0.0:
+        pass
+
+
+def missing(channel: str) -> Callable[[Message], Exception | None]:
+    error = UnknownChannelError("channel", f"queue {channel!r} does not exist", "declare it")
+    return lambda message: error if message.channel == channel else None
+
+
+@pytest.fixture
+def quiet(ledger: Ledger, clock: SettableClock) -> Context:
+    """A dispatcher whose observers may be told of failures."""
+    return Context(ledger=ledger, clock=clock, config=DispatcherConfig(batch=10))
+
+
+def test_messages_for_a_missing_channel_wait_and_are_tried_one_at_a_time_beside_the_others(
+    quiet: Context, clock: SettableClock
+) -> None:
+    """A12, B36"""
+    elsewhere = Choosy(clock, missing("gone"))
+    schedule_away(
+        quiet,
+        *(Message(id=f"gone-{n}", channel="gone", payload=b"", deliver_at=clock.now()) for n in range(25)),
+        *(Message(id=f"good-{n}", channel="good", payload=b"", deliver_at=clock.now() + SECOND) for n in range(25)),
+    )
+    clock.advance(SECOND)
+    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    run_until_idle(loop)
+    assert states(quiet) == {State.SCHEDULED: 25, State.DISPATCHED: 25}
+    assert "queue 'gone' does not exist" in loop.troubles()["gone"]
+    elsewhere.calls.clear()
+    clock.advance(timedelta(minutes=1))
+    run_until_idle(loop)
+    assert elsewhere.calls == [["gone-0"]]
+    elsewhere.refuse = lambda _message: None
+    clock.advance(timedelta(minutes=1))
+    run_until_idle(loop)
+    assert states(quiet) == {State.DISPATCHED: 50}
+    assert loop.troubles() == {}
+
+
+def test_a_missing_channel_in_a_mixed_batch_holds_up_only_its_own_messages(
+    quiet: Context, clock: SettableClock
+) -> None:
+    """A12, B36"""
+    elsewhere = Choosy(clock, missing("gone"))
+    channels = ["a", "gone", "b", "gone", "a"]
+    schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in channels))
+    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    run_until_idle(loop)
+    assert states(quiet) == {State.SCHEDULED: 2, State.DISPATCHED: 3}
+    assert list(loop.troubles()) == ["gone"]
+
+
+def test_a_channel_that_no_message_waits_for_any_more_is_no_trouble(quiet: Context, clock: SettableClock) -> None:
+    elsewhere = Choosy(clock, missing("gone"))
+    schedule_away(quiet, Message(id="m", channel="gone", payload=b"", deliver_at=clock.now()))
+    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    run_until_idle(loop)
+    assert list(loop.troubles()) == ["gone"]
+    EmbeddedBroker(quiet.ledger, clock=clock).cancel(["m"])
+    run_until_idle(loop)
+    assert loop.troubles() == {}
+
+
+def test_one_refused_message_of_many_is_found_with_few_calls(quiet: Context, clock: SettableClock) -> None:
+    """A25"""
+    verdict = PayloadError("payload", "is too large", "send less")
+    elsewhere = Choosy(clock, lambda message: verdict if message.id == "6" else None)
+    schedule_away(quiet, *(Message(id=str(n), channel="c", payload=b"", deliver_at=clock.now()) for n in range(10)))
+    DispatchAway(quiet, "there", lambda _: elsewhere).run_once()
+    assert states(quiet) == {State.DISPATCHED: 9, State.DEAD: 1}
+    assert [each.message.id for each in elsewhere.receive("c", limit=10)] == [str(n) for n in range(10) if n != 6]
+    assert len(elsewhere.calls) <= 9
+
+
+def test_a_broker_that_confirms_all_but_one_channel_is_there_for_the_others(
+    quiet: Context, clock: SettableClock
+) -> None:
+    """B36: as a topic without a leader."""
+
+    class Leaderless(EmbeddedBroker):
+        def send(self, messages: Sequence[Message]) -> list[Receipt]:
+            super().send([message for message in messages if message.channel != "stuck"])
+            raise BrokerError("no leader", unconfirmed=[each.id for each in messages if each.channel == "stuck"])
+
+    elsewhere = Leaderless(Ledger("sqlite://"), clock=clock)
+    schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in ("a", "stuck", "b")))
+    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    loop.run_once()
+    assert states(quiet) == {State.SCHEDULED: 1, State.DISPATCHED: 2}
+    assert list(loop.troubles()) == ["stuck"]

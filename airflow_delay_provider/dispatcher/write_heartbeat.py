@@ -1,0 +1,76 @@
+"""The ledger knows that this dispatcher runs, and how its loops are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from sqlalchemy import Connection
+
+from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import LoopHealth
+from airflow_delay_provider.ledger import heartbeats
+from airflow_delay_provider.ledger.machine import this_machine
+
+_DISTRIBUTION = "airflow-delay-provider"
+#: An error is a sentence; what is longer is cut.
+MAX_ERROR_LENGTH = 500
+
+
+class WriteHeartbeat:
+    """Writes one row every few seconds, from a thread of its own: a loop that stands still is written as such."""
+
+    name = "heartbeat"
+
+    def __init__(self, context: Context, loops: Callable[[], Mapping[str, LoopHealth]]) -> None:
+        self._context = context
+        self._loops = loops
+        self._version = _installed_version()
+        self._is_first = True
+
+    def run_once(self) -> float:
+        """Write one heartbeat."""
+        self._context.ledger.transact(self._beat)
+        self._is_first = False
+        return heartbeats.INTERVAL.total_seconds()
+
+    def mark_stopped(self) -> None:
+        """Write that the dispatcher has ended as it should."""
+        owner = self._context.config.owner
+        self._context.ledger.transact(lambda connection: heartbeats.mark_stopped(connection, owner))
+
+    def _beat(self, connection: Connection) -> None:
+        config = self._context.config
+        if self._is_first:
+            heartbeats.forget_gone(connection)
+        heartbeats.beat(
+            connection,
+            heartbeats.Heartbeat(
+                owner=config.owner,
+                machine=this_machine(),
+                pid=os.getpid(),
+                version=self._version,
+                projects=config.project,
+                climbs=config.climb,
+                loops={name: _report(health) for name, health in self._loops().items() if name != self.name},
+            ),
+        )
+
+
+def _report(health: LoopHealth) -> dict[str, Any]:
+    ago, error = health.seconds_since_success, health.error or health.trouble
+    return {
+        "well": health.well,
+        "succeeded_ms_ago": None if ago is None else int(ago * 1000),
+        "failures": health.failures,
+        "error": None if error is None else error[:MAX_ERROR_LENGTH],
+    }
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown"
