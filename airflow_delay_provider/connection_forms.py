@@ -74,6 +74,9 @@ _RABBITMQ = {
         "tick": _field(
             "number", "Tick (seconds)", "Delays are rounded up to it; empty is 1 second.", exclusiveMinimum=0
         ),
+        "prefix": _field(
+            "string", "Prefix", "What the names of the ladder begin with, one for each tenant; empty is delay."
+        ),
         "max_length": _field(
             "integer", "Maximum length", "Most messages in one queue of the ladder; above it, refused.", minimum=1
         ),

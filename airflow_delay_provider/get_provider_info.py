@@ -23,7 +23,11 @@ def get_provider_info() -> dict[str, Any]:
             "airflow_delay_provider.hooks.kafka",
             "airflow_delay_provider.hooks.spark",
         ),
-        "operators": _modules("airflow_delay_provider.operators.message", "airflow_delay_provider.operators.spark"),
+        "operators": _modules(
+            "airflow_delay_provider.operators.message",
+            "airflow_delay_provider.operators.replay",
+            "airflow_delay_provider.operators.spark",
+        ),
         "sensors": _modules("airflow_delay_provider.sensors.message", "airflow_delay_provider.sensors.spark"),
         "triggers": _modules("airflow_delay_provider.triggers.message", "airflow_delay_provider.triggers.spark"),
         "connection-types": CONNECTION_TYPES,
@@ -56,13 +60,19 @@ def _option(kind: str, description: str, *, example: str | None = None, default:
 _OPTIONS = {
     "ledger_url": _option(
         "string",
-        "Database of the ledger. Empty is a SQLite file delay.db in Airflow's home; use PostgreSQL in production.",
+        "Database of the ledger. Empty is a SQLite file delay.db in Airflow's home, which is refused where tasks run on"
+        " other machines; use PostgreSQL in production.",
         example="postgresql+psycopg://user:password@host/delay",
         default="",
     )
     | {"sensitive": True},
     "journal_poll_interval": _option(
         "float", "Seconds between two looks of a triggerer for news of awaited messages.", default="0.2"
+    ),
+    "sensor_max_bytes": _option(
+        "integer",
+        "Most payload bytes of one channel that a triggerer has in memory for its sensors.",
+        default="16777216",
     ),
     "dispatcher_batch": _option("integer", "Most messages that a dispatcher moves in one transaction.", default="1000"),
     "dispatcher_poll_interval": _option(

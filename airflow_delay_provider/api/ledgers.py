@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 
+from airflow_delay_provider.brokers.base import Climbed
 from airflow_delay_provider.domain.clock import Clock
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.ledger.database import Ledger
@@ -24,6 +25,8 @@ class OpenLedger:
     clock: Clock
     #: What the connection's messages are limited to in it; None is all of them.
     destination: str | None
+    #: Whether a dispatcher moves the messages that the connection's broker holds itself.
+    climbed: bool
     opened_at: float
 
 
@@ -60,5 +63,6 @@ class OpenLedgers:
             ledger=hook.get_ledger(),
             clock=hook.get_conn().clock,
             destination=hook.get_listed_destination(),
+            climbed=isinstance(hook.get_conn(), Climbed),
             opened_at=self._monotonic(),
         )

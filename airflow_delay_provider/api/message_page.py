@@ -13,7 +13,10 @@ from airflow_delay_provider.domain.clock import ONE_MS
 from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import State, outcome_of
 from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.hooks.dispatchers import dispatcher_command
+from airflow_delay_provider.ledger.heartbeats import DispatcherRecord
 from airflow_delay_provider.ledger.records import MessageRecord
+from airflow_delay_provider.ledger.service_gaps import find_climb_gap, find_gap
 
 PREVIEW_BYTES = 2048
 #: A message that is put back again and again must not make the page endless.
@@ -55,6 +58,26 @@ def message_fields(
         "entries_left_out": max(0, len(history) - SHOWN_ENTRIES),
         "seen": _moment(now, now),
     }
+
+
+def dispatcher_warning(
+    record: MessageRecord, dispatchers: Sequence[DispatcherRecord], *, conn_id: str, climbed: bool
+) -> str | None:
+    """Say why a waiting message would not be dispatched, and what to do; None is nothing known."""
+    if record.state is not State.SCHEDULED:
+        return None
+    if record.held_by_broker:
+        # RabbitMQ delivers by itself. A dispatcher of Kafka may use another ledger, so only one known here is missed.
+        known = any(conn_id in each.climbs for each in dispatchers)
+        gap = find_climb_gap(dispatchers, conn_id) if climbed and known else None
+        command = f"airflow delay dispatcher --climb {conn_id}"
+    else:
+        gap = find_gap(dispatchers, destination=record.destination)
+        command = dispatcher_command(conn_id, is_embedded=record.destination is None)
+    if gap is None:
+        return None
+    text: str = mask_secrets(gap.describe(command))
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def describe_span(span: timedelta) -> str:

@@ -9,11 +9,12 @@ from fastapi.responses import HTMLResponse
 
 from airflow_delay_provider.api.auth import CurrentUser, require_task_access
 from airflow_delay_provider.api.ledgers import OpenLedger, OpenLedgers
-from airflow_delay_provider.api.message_page import message_fields
+from airflow_delay_provider.api.message_page import dispatcher_warning, message_fields
 from airflow_delay_provider.api.pages import PageRoute, render
 from airflow_delay_provider.exceptions import ConfigurationError, DelayError, UnknownMessageError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.ledger import listing
+from airflow_delay_provider.ledger.heartbeats import read_dispatchers
 
 log = logging.getLogger(__name__)
 router = APIRouter(route_class=PageRoute)
@@ -30,6 +31,7 @@ def show_message(request: Request, user: CurrentUser, message_id: str, conn_id: 
             if record.message.origin is not None:
                 require_task_access(request, user, record.message.origin)
             history = listing.get_history(connection, message_id)
+            warning = dispatcher_warning(record, read_dispatchers(connection), conn_id=conn_id, climbed=opened.climbed)
     except UnknownMessageError as error:
         raise HTTPException(
             404,
@@ -38,7 +40,8 @@ def show_message(request: Request, user: CurrentUser, message_id: str, conn_id: 
         ) from error
     except DelayError as error:
         raise HTTPException(503, str(error)) from error
-    return render(request, "message.html", **message_fields(record, history, now=opened.clock.now(), conn_id=conn_id))
+    fields = message_fields(record, history, now=opened.clock.now(), conn_id=conn_id)
+    return render(request, "message.html", warning=warning, **fields)
 
 
 def _find_ledger(ledgers: OpenLedgers, conn_id: str) -> OpenLedger:

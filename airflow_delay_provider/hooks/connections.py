@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,26 @@ DEFAULT_CONN_ID = "delay_default"
 _CONTEXT_VARIABLE = "_AIRFLOW_PROCESS_CONTEXT"
 
 
-def configured_ledger_url() -> str:
-    """Return ``[delay] ledger_url``, by default a SQLite file in Airflow's home."""
+def open_configured_ledger(*, for_messages: bool = True) -> Ledger:
+    """Return the ledger of ``[delay] ledger_url``, by default a SQLite file in Airflow's home.
+
+    That default is refused where it would take messages that no dispatcher ever sees.
+
+    :param for_messages: messages wait in it; otherwise it is only looked at, and a file of one machine does no harm.
+    """
     from airflow.sdk.configuration import conf
 
+    from airflow_delay_provider.hooks import one_machine
+    from airflow_delay_provider.ledger.database import Ledger
     from airflow_delay_provider.ledger.location import default_ledger_url
 
     url: str = conf.get("delay", "ledger_url", fallback="")
-    return url or default_ledger_url()
+    if url or not for_messages:
+        return Ledger(url or default_ledger_url())
+    one_machine.require_local_executors(default_ledger_url())
+    ledger = Ledger(default_ledger_url())
+    one_machine.require_dispatcher_here(ledger)
+    return ledger
 
 
 def require_undefined(conn_id: str) -> None:
@@ -52,16 +65,45 @@ def require_undefined(conn_id: str) -> None:
 
 @contextmanager
 def connections_of_the_server() -> Iterator[None]:
-    """Find connections in Airflow's database too, as ``airflow connections`` does; else only the environment counts."""
-    before = os.environ.get(_CONTEXT_VARIABLE)
-    os.environ[_CONTEXT_VARIABLE] = "server"
+    """Find connections in Airflow's database too, as ``airflow connections`` does; else only the environment counts.
+
+    Any number of threads may look at the same time, and one that hangs holds up no other: the switch is the process's,
+    so the first one in turns it on and the last one out turns it off.
+    """
+    _SWITCH.enter()
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_CONTEXT_VARIABLE]
-        else:
-            os.environ[_CONTEXT_VARIABLE] = before
+        _SWITCH.leave()
+
+
+class _Switch:
+    """Airflow's variable, turned on while anybody needs it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: str | None = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = os.environ.get(_CONTEXT_VARIABLE)
+                os.environ[_CONTEXT_VARIABLE] = "server"
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            if self._before is None:
+                del os.environ[_CONTEXT_VARIABLE]
+            else:
+                os.environ[_CONTEXT_VARIABLE] = self._before
+
+
+_SWITCH = _Switch()
 
 
 def _supervisor_answers(supervisor: Any, conn_id: str) -> bool:
@@ -92,7 +134,7 @@ def open_ledger(connection: Connection | None) -> Ledger:
     from airflow_delay_provider.ledger.database import Ledger
 
     if connection is None or not connection.host:
-        return Ledger(_extra_of(connection).get("ledger_url") or configured_ledger_url())
+        return _open_named_ledger(connection)
     return Ledger(
         URL.create(
             "postgresql+psycopg",
@@ -104,6 +146,13 @@ def open_ledger(connection: Connection | None) -> Ledger:
             query={name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")},
         )
     )
+
+
+def _open_named_ledger(connection: Connection | None) -> Ledger:
+    from airflow_delay_provider.ledger.database import Ledger
+
+    url = _extra_of(connection).get("ledger_url")
+    return Ledger(url) if url else open_configured_ledger()
 
 
 def open_broker(
@@ -156,9 +205,8 @@ def _is_embedded(connection: Connection | None) -> bool:
 
 def _hold_in_ledger(conn_id: str, connection: Connection | None, target: Broker) -> Broker:
     from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
-    from airflow_delay_provider.ledger.database import Ledger
 
-    ledger = Ledger(_extra_of(connection).get("ledger_url") or configured_ledger_url())
+    ledger = _open_named_ledger(connection)
     return LedgerHeldBroker(ledger, conn_id, target, limits=target.limits, clock=target.clock)
 
 

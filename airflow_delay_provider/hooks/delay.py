@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
+from airflow_delay_provider.domain.dead_letters import DeadLetters
 from airflow_delay_provider.domain.schedule import Hold, OnConflict, compose_message, parse_choice
 from airflow_delay_provider.exceptions import ConfigurationError, DelayError
 from airflow_delay_provider.hooks.connections import (
     DEFAULT_CONN_ID,
     connections_of_the_server,
     open_broker,
-    open_ledger,
+    open_configured_ledger,
     open_plain_broker,
     require_undefined,
 )
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker, Receipt
     from airflow_delay_provider.brokers.consumer import Consumed
     from airflow_delay_provider.domain.clock import Clock
+    from airflow_delay_provider.domain.dead_letters import Replayed
     from airflow_delay_provider.domain.message import Message
     from airflow_delay_provider.ledger.database import Ledger
 
@@ -67,7 +71,7 @@ class DelayHook(BaseHook):
         if own is not None:
             return own
         if self._ledger is None:
-            self._ledger = open_ledger(None)
+            self._ledger = open_configured_ledger(for_messages=False)
         return self._ledger
 
     def get_listed_destination(self) -> str | None:
@@ -108,6 +112,37 @@ class DelayHook(BaseHook):
         config = ConsumerConfig(max_handled=max_handled, dead_letter_channel=dead_letter_channel, prefetch=prefetch)
         return Consumer(self.get_conn(), channel, handler, config=config).run(limit=limit, timeout=timeout)
 
+    def replay(
+        self,
+        message_ids: Sequence[str] = (),
+        *,
+        channel: str | None = None,
+        dead_letter_channel: str | None = None,
+        dag_id: str | None = None,
+        run_id: str | None = None,
+        task_id: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Replayed:
+        """Hand messages that were given up to their channels again, due now; see :class:`DeadLetters` for the filters.
+
+        Ids that are not among them are named in the result and change nothing.
+        """
+        return self.get_conn().replay(
+            DeadLetters(
+                message_ids=tuple(message_ids),
+                channel=channel,
+                dead_letter_channel=dead_letter_channel,
+                dag_id=dag_id,
+                run_id=run_id,
+                task_id=task_id,
+                reason=reason,
+                since=since,
+                until=until,
+            )
+        )
+
     def test_connection(self) -> tuple[bool, str]:
         """Connect for real; Airflow's connection form shows the answer."""
         try:
@@ -140,6 +175,12 @@ class DelayHook(BaseHook):
 
 
 def open_destination(conn_id: str) -> Broker:
-    """Return the broker that a dispatcher sends to, as it is; its connection may stand in Airflow's database."""
+    """Return the broker that a dispatcher sends to, as it is; its connection may stand in Airflow's database.
+
+    Its messages were accepted when they were scheduled: a size limit of the connection that was lowered since must not
+    end them, so only the broker's own limit counts.
+    """
     with connections_of_the_server():
-        return open_plain_broker(conn_id, DelayHook(conn_id)._find_connection())
+        broker = open_plain_broker(conn_id, DelayHook(conn_id)._find_connection())
+    broker.limits = replace(broker.limits, max_payload_bytes=sys.maxsize)
+    return broker

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import DelayError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.base import Broker, Receipt
@@ -80,7 +80,7 @@ def schedule_once(
         wanted = [position for position in positions if not memory.has(position)]
         try:
             fresh = broker.schedule([messages[position] for position in wanted], on_conflict=on_conflict)
-        except BrokerError as error:
+        except DelayError as error:
             refused = set(error.unconfirmed) or {messages[position].id for position in wanted}
             open_positions = [position for position in wanted if messages[position].id in refused]
             memory.note(seen=positions.stop, unconfirmed=open_positions)

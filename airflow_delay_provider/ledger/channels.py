@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select, union_all, update
 from sqlalchemy.sql import Select
 
 from airflow_delay_provider.domain.message import Delivery, Message
@@ -19,6 +19,9 @@ from airflow_delay_provider.ledger.tables import channel_message, scheduled_mess
 
 _MESSAGE = scheduled_message.c
 _QUEUED = channel_message.c
+
+#: SQLite puts at most 500 queries together.
+CHANNELS_AT_ONCE = 200
 
 
 def receive(connection: Connection, channel: str, *, limit: int, now_ms: int, visible_again_ms: int) -> list[Delivery]:
@@ -44,6 +47,41 @@ def peek(connection: Connection, channel: str, *, limit: int, now_ms: int) -> li
     """Return visible messages in due order and leave them."""
     seqs = list(connection.execute(_visible(channel, now_ms, limit)).scalars())
     return [message for _, message in _messages(connection, seqs)]
+
+
+class Visible(NamedTuple):
+    """A message that could be received, by its number and how often it was handed out."""
+
+    seq: int
+    received_count: int
+
+
+def visible(connection: Connection, limits: Mapping[str, int], *, now_ms: int) -> dict[str, list[Visible]]:
+    """Return what could be received from the head of each channel, up to its limit, in due order.
+
+    One statement for up to ``CHANNELS_AT_ONCE`` channels, which reads an index only.
+    """
+    found: dict[str, list[Visible]] = {channel: [] for channel in limits}
+    for names in _batches(limits):
+        heads = [
+            select(_QUEUED.channel, _QUEUED.message_seq, _QUEUED.received_count, _QUEUED.deliver_at_ms)
+            .where(_QUEUED.channel == name, _QUEUED.visible_at_ms <= now_ms)
+            .order_by(_QUEUED.deliver_at_ms, _QUEUED.message_seq)
+            .limit(limits[name])
+            .subquery()
+            for name in names
+        ]
+        everything = union_all(*(select(head) for head in heads)).subquery()
+        query = select(everything).order_by(everything.c.deliver_at_ms, everything.c.message_seq)
+        for row in connection.execute(query):
+            found[row.channel].append(Visible(row.message_seq, row.received_count))
+    return found
+
+
+def messages(connection: Connection, wanted: Sequence[Visible]) -> dict[Visible, Message]:
+    """Return the content of messages, those that are still there as they were seen."""
+    counts = dict(wanted)
+    return {Visible(seq, counts[seq]): message for seq, message in _messages(connection, list(counts))}
 
 
 def ack(connection: Connection, deliveries: Iterable[Delivery]) -> set[str]:
@@ -125,3 +163,9 @@ def _take_back(connection: Connection, item: Delivery) -> int:
 def _split(handle: str) -> tuple[int, str]:
     seq, _, token = handle.partition(":")
     return int(seq), token
+
+
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(names)
+    while batch := list(islice(rest, CHANNELS_AT_ONCE)):
+        yield batch

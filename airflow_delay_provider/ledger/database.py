@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -15,7 +16,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError, LedgerError
-from airflow_delay_provider.ledger import migrations
+from airflow_delay_provider.ledger import identity, migrations
+from airflow_delay_provider.ledger.machine import this_machine
 from airflow_delay_provider.ledger.sqlite import create_sqlite_engine
 
 ResultT = TypeVar("ResultT")
@@ -51,6 +53,11 @@ class Ledger:
     def dialect(self) -> str:
         """Either ``sqlite`` or ``postgresql``."""
         return self.url.get_backend_name()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there may be something to read; a SQLite file is not made by asking."""
+        return self.dialect != "sqlite" or bool(self.url.database and Path(self.url.database).exists())
 
     def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
         """Run ``work`` in one write transaction and return its result after the commit.
@@ -133,7 +140,17 @@ class Ledger:
         if self.dialect == "sqlite" and self.revision() is None:
             self.migrate()
         self.require_schema()
+        self._require_one_machine()
         self._ready = True
+
+    def _require_one_machine(self) -> None:
+        if self.dialect != "sqlite":
+            return
+        try:
+            with self.engine.connect() as connection:
+                identity.require_one_machine(connection, self.name, this_machine())
+        except SQLAlchemyError as error:
+            raise self._translate(error, "could not be read", "") from error
 
     def _translate(
         self,

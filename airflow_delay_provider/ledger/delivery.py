@@ -17,7 +17,7 @@ from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger import counts, journal
 from airflow_delay_provider.ledger.dialect import is_one_of, lock_until_commit, take, upsert_into
 from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
-from airflow_delay_provider.ledger.tables import channel_message, scheduled_message
+from airflow_delay_provider.ledger.tables import channel_message, message_count, scheduled_message
 
 _MESSAGE = scheduled_message.c
 _WAITS = _MESSAGE.state == State.SCHEDULED.value
@@ -50,6 +50,26 @@ def next_due_ms(connection: Connection, *, destination: str | None = None) -> in
     waits = _WAITS & _HERE if destination is None else _is_unclaimed_for(destination)
     due: int | None = connection.execute(select(func.min(_MESSAGE.deliver_at_ms)).where(waits)).scalar()
     return due
+
+
+def next_due_by_channel(connection: Connection, *, destination: str) -> dict[str, int | None]:
+    """Return the channels of another broker that messages wait for, and when the next of each is due.
+
+    None is a channel of which all messages are being sent. The counts name the channels; each costs one look at an
+    index, however many messages wait in the others.
+    """
+    first = (
+        select(func.min(_MESSAGE.deliver_at_ms))
+        .where(_is_unclaimed_for(destination), _MESSAGE.channel == message_count.c.channel)
+        .scalar_subquery()
+        .label("due_ms")
+    )
+    waiting = select(message_count.c.channel, first).where(
+        message_count.c.destination == destination,
+        message_count.c.state == State.SCHEDULED.value,
+        message_count.c.n > 0,
+    )
+    return {row.channel: row.due_ms for row in connection.execute(waiting)}
 
 
 def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[AnyRow]:
@@ -103,11 +123,20 @@ def behind_earlier(
 
 
 def claim_due(
-    connection: Connection, *, destination: str, owner: str, now_ms: int, until_ms: int, limit: int
+    connection: Connection,
+    *,
+    destination: str,
+    channels: Sequence[str] | None = None,
+    owner: str,
+    now_ms: int,
+    until_ms: int,
+    limit: int,
 ) -> list[Claim]:
     """Take due messages for another broker, oldest first; nobody else sends them until ``until_ms``.
 
     A message waits while an earlier one of its channel and key is being sent by somebody else.
+
+    :param channels: only these, one after the other; what waits in others costs nothing. None is all.
     """
     lock_until_commit(connection, _TAKE_DUE_LOCK)
     earlier = scheduled_message.alias("earlier")
@@ -122,9 +151,15 @@ def claim_due(
         select(_MESSAGE.seq)
         .where(_is_unclaimed_for(destination), _MESSAGE.deliver_at_ms <= now_ms, ~overtakes)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
-        .limit(limit)
     )
-    return claim_now(connection, take(connection, due), owner=owner, until_ms=until_ms)
+    if channels is None:
+        seqs = take(connection, due.limit(limit))
+    else:
+        seqs = []
+        for channel in channels:
+            if len(seqs) < limit:
+                seqs += take(connection, due.where(_MESSAGE.channel == channel).limit(limit - len(seqs)))
+    return claim_now(connection, seqs, owner=owner, until_ms=until_ms)
 
 
 def claim_now(connection: Connection, seqs: Sequence[int], *, owner: str, until_ms: int) -> list[Claim]:

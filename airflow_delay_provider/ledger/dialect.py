@@ -17,6 +17,8 @@ from sqlalchemy import (
     Table,
     any_,
     bindparam,
+    cast,
+    extract,
     func,
     literal,
     select,
@@ -122,6 +124,12 @@ def is_one_of(
     return column == any_(bindparam(None, list(values), type_=postgresql.ARRAY(item)))
 
 
+def contains(connection: Connection, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    """Match a part of a text as it is; LIKE would be another thing on each database."""
+    position = func.instr(column, text) if _is_sqlite(connection) else func.strpos(column, text)
+    return position > 0
+
+
 def take(connection: Connection, query: Select[int]) -> list[int]:
     """Lock the rows that ``query`` finds and nobody else holds, and return their numbers.
 
@@ -140,6 +148,14 @@ def oldest_running_transaction(connection: Connection) -> ColumnElement[int]:
     if _is_sqlite(connection):
         return literal(1)
     return _as_bigint(func.pg_snapshot_xmin(func.pg_current_snapshot()))
+
+
+def database_now_ms(connection: Connection) -> ColumnElement[int]:
+    """Return the time of the database's own clock, which is the same for all who use it."""
+    if _is_sqlite(connection):
+        # Days since noon of 24 November 4714 BC; the epoch began at 2440587.5.
+        return cast((func.julianday("now") - 2440587.5) * 86_400_000, BigInteger())
+    return cast(extract("epoch", func.clock_timestamp()) * 1000, BigInteger())
 
 
 def lock_until_commit(connection: Connection, key: int) -> None:

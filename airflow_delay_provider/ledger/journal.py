@@ -68,19 +68,30 @@ def history(connection: Connection, message_seq: int) -> list[JournalEntry]:
 
 
 def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping[str, JournalEntry]:
-    """Return how the waiting of these messages first ended; what consumers did later does not undo it."""
+    """Return how the waiting of these messages first ended; what consumers did later does not undo it.
+
+    A dead message that waits again has not ended.
+    """
     if not message_ids:
         return {}
+    ends: dict[str, JournalEntry] = {}
+    dead: set[str] = set()
     query = (
         select(event)
         .join_from(scheduled_message, event, event.c.message_seq == scheduled_message.c.seq)
         .where(
             is_one_of(connection, scheduled_message.c.id, message_ids),
-            event.c.change.in_(sorted(FINAL_CHANGES)),
+            event.c.change.in_(sorted(FINAL_CHANGES | {Change.REQUEUED})),
         )
-        .order_by(event.c.seq.desc())
+        .order_by(event.c.seq)
     )
-    return {row.message_id: _entry_of(row) for row in connection.execute(query)}
+    for row in connection.execute(query):
+        if row.change != Change.REQUEUED:
+            ends.setdefault(row.message_id, _entry_of(row))
+        elif row.message_id in dead:
+            ends.pop(row.message_id, None)
+        (dead.add if row.change == Change.DEAD_LETTERED else dead.discard)(row.message_id)
+    return ends
 
 
 def storable(text: str) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, null, select, update
+from sqlalchemy import Connection, bindparam, null, select, update
 
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.exceptions import ConflictError, LifecycleError, NoRecallError, UnknownMessageError
-from airflow_delay_provider.ledger import counts, journal
+from airflow_delay_provider.ledger import counts, journal, replay
 from airflow_delay_provider.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
 from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.ledger.tables import scheduled_message
@@ -36,8 +36,9 @@ def insert(
 ) -> dict[str, StoredRow]:
     """Store messages that are to wait and return the rows that are new or replaced, by id.
 
-    An id that is not returned was kept: a message of the same channel has it. The policy is part of the insert itself,
-    so of two writers with the same id one inserts and the other meets the conflict. Raises, with nothing stored, when
+    An id that is not returned was kept: a message of the same channel has it, waits or has ended well. One that is dead
+    is scheduled again, so that a cleared task sends it. The policy is part of the insert itself, so of two writers with
+    the same id one inserts and the other meets the conflict. Raises, with nothing stored, when
     an id belongs to another channel or broker, when the policy says so, or when the message to replace waits no longer.
     """
     if not messages:
@@ -45,8 +46,13 @@ def insert(
     rows = [row_of(message, destination=destination, now_ms=now_ms) for message in messages]
     stored = insert_rows(connection, _insert_statement(connection.dialect.name, on_conflict), rows)
     fresh = {row.id: row for row in stored}
+    revived: list[StoredRow] = []
     if len(fresh) < len(messages):
-        _refuse_conflicts(connection, [m for m in messages if m.id not in fresh], destination, on_conflict)
+        if on_conflict is not OnConflict.FAIL:
+            revived = _revive(connection, [row for row in rows if row["id"] not in fresh], destination)
+            fresh |= {row.id: row for row in revived}
+        if taken := [message for message in messages if message.id not in fresh]:
+            _refuse_conflicts(connection, taken, destination, on_conflict)
     created = [row for row in stored if row.generation == 0]
     changed = [row for row in stored if row.generation > 0]
     deltas = counts.moves(created, before=None, after=State.SCHEDULED)
@@ -56,6 +62,8 @@ def insert(
     else:
         journal.append(connection, Change.REQUEUED, _seqs(changed), at_ms=now_ms)
         deltas.update(counts.moves(changed, before=State.DISPATCHED, after=State.SCHEDULED))
+    if revived:
+        deltas.update(replay.record_return(connection, revived, now_ms=now_ms, reason="scheduled again"))
     counts.apply(connection, deltas)
     return fresh
 
@@ -99,6 +107,38 @@ def change_waiting(
     if outcome_of(change) is not State.SCHEDULED:
         counts.apply(connection, counts.moves(changed, before=State.SCHEDULED, after=outcome_of(change)))
     return list(changed)
+
+
+def _revive(connection: Connection, rows: Sequence[dict[str, Any]], destination: str | None) -> list[StoredRow]:
+    """Let dead messages wait again with the content they are scheduled with now, and return their rows.
+
+    Locked before they are changed, so that a replay at the same moment counts them once.
+    """
+    wanted = {row["id"]: row for row in rows}
+    dead = connection.execute(
+        select(_MESSAGE.seq, _MESSAGE.id, _MESSAGE.channel, _MESSAGE.generation)
+        .where(
+            is_one_of(connection, _MESSAGE.id, list(wanted)),
+            _MESSAGE.state == State.DEAD.value,
+            _MESSAGE.destination.is_not_distinct_from(destination),
+        )
+        .order_by(_MESSAGE.seq)
+        .with_for_update()
+    ).all()
+    revived = [row for row in dead if row.channel == wanted[row.id]["channel"]]
+    if revived:
+        changed = [{f"new_{name}": wanted[row.id][name] for name in _CONTENT} | {"row_seq": row.seq} for row in revived]
+        new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in _CONTENT}
+        connection.execute(
+            update(scheduled_message)
+            .where(_MESSAGE.seq == bindparam("row_seq"))
+            .values(new | {"generation": _MESSAGE.generation + 1, "dispatched_at_ms": null(), "held_by_broker": 0}),
+            changed,
+        )
+    return [
+        StoredRow(row.seq, row.id, row.channel, destination, wanted[row.id]["deliver_at_ms"], row.generation + 1)
+        for row in revived
+    ]
 
 
 @lru_cache

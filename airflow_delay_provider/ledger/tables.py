@@ -173,3 +173,33 @@ cluster_gate = Table(
     # When the bucket of submissions is full again.
     Column("full_at_ms", BigInteger, nullable=False),
 )
+
+#: Which ledger this is: one row, written with the first tables.
+ledger_identity = Table(
+    "delay_ledger",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    # Where the tables were made.
+    Column("host", String(255), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+)
+
+#: One row a dispatcher, renewed every few seconds; its times are of the database's clock.
+dispatcher = Table(
+    "delay_dispatcher",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("host", String(255), nullable=False),
+    Column("boot_id", String(64)),
+    Column("pid", Integer, nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("seen_at_ms", BigInteger, nullable=False),
+    # It ended as it should; NULL is one that runs, or that was killed.
+    Column("stopped_at_ms", BigInteger),
+    # Connections whose journals it follows, and whose ladders it serves.
+    Column("projects", JSON, nullable=False),
+    Column("climbs", JSON, nullable=False),
+    # How each loop is, by name.
+    Column("loops", JSON, nullable=False),
+)

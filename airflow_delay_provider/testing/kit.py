@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -15,8 +16,9 @@ from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict, compose_message, parse_choice
-from airflow_delay_provider.ledger import delivery, listing
+from airflow_delay_provider.ledger import delivery, heartbeats, listing
 from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.machine import this_machine
 from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, MessageRecord, message_of
 from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.testing.clock import SettableClock
@@ -40,6 +42,8 @@ class DelayTestKit:
         self.url = url
         self.clock = clock or SettableClock()
         self.broker = EmbeddedBroker(Ledger(url), limits=limits, clock=self.clock)
+        # Tasks under test must not warn that no dispatcher runs: the kit is the dispatcher.
+        self.broker.ledger.transact(lambda connection: heartbeats.beat(connection, _heartbeat()))
 
     def __enter__(self) -> Self:
         return self
@@ -106,3 +110,9 @@ class DelayTestKit:
         with self.broker.ledger.read() as connection:
             due_ms = delivery.next_due_ms(connection)
         return None if due_ms is None else from_ms(due_ms)
+
+
+def _heartbeat() -> heartbeats.Heartbeat:
+    return heartbeats.Heartbeat(
+        owner=delivery.own_name(), machine=this_machine(), pid=os.getpid(), version="test kit", loops={}
+    )

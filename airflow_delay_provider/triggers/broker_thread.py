@@ -66,7 +66,11 @@ class BrokerThread(ABC):
         finally:
             shared.users -= 1
             if not shared.users:
-                shared.stop()
+                shared.leave()
+
+    def leave(self) -> None:
+        """Come to an end since the last user has left; runs on the event loop."""
+        self.stop()
 
     def stop(self) -> None:
         """Let the thread end after its current call; runs on the event loop."""
@@ -83,6 +87,9 @@ class BrokerThread(ABC):
     @abstractmethod
     def look(self, hook: DelayHook) -> bool:
         """Make the blocking calls of one round and say whether more can be had at once; runs in the thread."""
+
+    def let_go(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what the broker gave, before it is closed; runs in the thread."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
@@ -102,7 +109,7 @@ class BrokerThread(ABC):
             try:
                 more = self.look(hook)
             except Exception as error:  # noqa: BLE001 - waiters survive whatever a broker's client raises
-                _close(hook)
+                self._close(hook)
                 if isinstance(error, ConfigurationError) and not self._has_looked:
                     self.call_on_loop(self._give_up, error)
                     break
@@ -111,7 +118,7 @@ class BrokerThread(ABC):
                 self._note_success()
                 if not more:
                     self._look_now.wait(self.interval)
-        _close(hook)
+        self._close(hook)
 
     def _back_off(self, error: Exception) -> float:
         self._failures += 1
@@ -129,7 +136,8 @@ class BrokerThread(ABC):
         self.stop()
         self.fail(error)
 
-
-def _close(hook: DelayHook) -> None:
-    with suppress(Exception):
-        hook.close()
+    def _close(self, hook: DelayHook) -> None:
+        with suppress(Exception):
+            self.let_go()
+        with suppress(Exception):
+            hook.close()

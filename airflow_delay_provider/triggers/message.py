@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -17,6 +18,13 @@ from airflow_delay_provider.triggers.channel import ChannelWatch, Watch
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.outcomes import describe_outcomes
 from airflow_delay_provider.triggers.settling import let_deferral_settle
+from airflow_delay_provider.triggers.warning import warning_of_dispatchers
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.domain.journal import JournalEntry
+
+#: What a trigger that starts when its time is over gets to find out how its messages ended.
+LOOK_UP_SECONDS = 10.0
 
 
 class MessageDispatchedTrigger(BaseTrigger):
@@ -29,6 +37,8 @@ class MessageDispatchedTrigger(BaseTrigger):
     :param hold: who keeps their wait; None is what the connection says.
     :param since: journal position from before they were scheduled.
     :param cancel_on_kill: cancel those that still wait when a user ends the task.
+    :param ledger_id: the ledger that holds them, where one does.
+    :param give_up_at: when the task has waited long enough (ISO-8601); the event then says so.
     """
 
     def __init__(
@@ -39,6 +49,8 @@ class MessageDispatchedTrigger(BaseTrigger):
         hold: str | None = None,
         since: str = FROM_THE_START,
         cancel_on_kill: bool = False,
+        ledger_id: str | None = None,
+        give_up_at: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
         self.message_ids = list(message_ids)
@@ -46,6 +58,8 @@ class MessageDispatchedTrigger(BaseTrigger):
         self.hold = hold
         self.since = since
         self.cancel_on_kill = cancel_on_kill
+        self.ledger_id = ledger_id
+        self.give_up_at = give_up_at
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {
@@ -54,14 +68,36 @@ class MessageDispatchedTrigger(BaseTrigger):
             "hold": self.hold,
             "since": self.since,
             "cancel_on_kill": self.cancel_on_kill,
+            "ledger_id": self.ledger_id,
+            "give_up_at": self.give_up_at,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         began = time.monotonic()
         with JournalTail.shared(self.delay_conn_id, hold=self.hold) as tail:
-            entries = await tail.outcomes(self.message_ids, since=self.since)
+            entries = await self._wait(tail)
         await let_deferral_settle(self, began=began)
-        yield _event(describe_outcomes(self.message_ids, entries))
+        if entries is None:
+            yield _event({"timed_out": True, "since": self.since})
+        else:
+            yield _event(describe_outcomes(self.message_ids, entries))
+
+    async def _wait(self, tail: JournalTail) -> Mapping[str, JournalEntry] | None:
+        """Return how the messages ended, None when the time is over."""
+        try:
+            async with asyncio.timeout(self._patience()) as limit, warning_of_dispatchers(tail, self):
+                return await tail.outcomes(self.message_ids, since=self.since, ledger_id=self.ledger_id)
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+
+    def _patience(self) -> float | None:
+        """Return the seconds that remain; also after the end of the time what has happened already is looked up."""
+        if self.give_up_at is None:
+            return None
+        remaining = datetime.fromisoformat(self.give_up_at) - datetime.now(UTC)
+        return max(remaining.total_seconds(), LOOK_UP_SECONDS)
 
     async def on_kill(self) -> None:
         if self.cancel_on_kill:
@@ -79,6 +115,8 @@ class MessageDispatchedTrigger(BaseTrigger):
 
 class ChannelTrigger(BaseTrigger):
     """Fires once when a message that passes the filter can be received; the message stays in its channel.
+
+    The event names the message and holds none of its content, which Airflow would store in plain text.
 
     :param channel: the channel.
     :param delay_conn_id: the connection of its broker.
@@ -112,8 +150,13 @@ class ChannelTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         began = time.monotonic()
-        with ChannelWatch.shared(self.delay_conn_id) as watch:
-            message_id = await watch.message_id(self.watch)
+        try:
+            with ChannelWatch.shared(self.delay_conn_id) as watch:
+                message_id = await watch.message_id(self.watch)
+        except asyncio.CancelledError:
+            # The triggerer may be about to end: what is held goes back first, since a lost connection is counted.
+            await watch.give_back()
+            raise
         await let_deferral_settle(self, began=began)
         yield _event({"message_id": message_id, "give_up_at": self.give_up_at})
 

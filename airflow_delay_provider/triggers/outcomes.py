@@ -30,15 +30,22 @@ def describe_outcomes(message_ids: Sequence[str], entries: Mapping[str, JournalE
 def require_dispatched(event: Mapping[str, Any]) -> None:
     """Fail the task when a message it waited for will never be dispatched.
 
-    For good: the next try would find the same ids and the same end.
+    Without another try by itself, which would meet the same refusal. Once the cause is mended, dead messages are
+    replayed; where the ledger holds them, clearing the task schedules them again.
     """
     missed = {each: outcome for each, outcome in event["outcomes"].items() if outcome["change"] != Change.DISPATCHED}
     if missed:
         shown = ", ".join(f"{each} {outcome['change']}" for each, outcome in list(missed.items())[:10])
         more = f" and {len(missed) - 10} more" if len(missed) > 10 else ""
+        told = f"{len(missed)} of {sum(event['counts'].values())} messages were not dispatched ({shown}{more});"
+        if any(outcome["change"] == Change.PARKED for outcome in missed.values()):
+            told += (
+                " the broker keeps parked ones, whose channel was gone: create it again, run `airflow delay topology"
+                " replay-parked`, then clear this task;"
+            )
         raise AirflowFailException(
-            f"{len(missed)} of {sum(event['counts'].values())} messages were not dispatched ({shown}{more});"
-            " a retry would find the same ids: schedule new ones, for example with another message_id"
+            f"{told} bring dead ones back with `airflow delay replay`, or clear this task where the ledger holds them;"
+            " cancelled ones need another message_id"
         )
 
 

@@ -18,6 +18,7 @@ from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsF
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.retry_desk import Place, RetryDesk
 from airflow_delay_provider.triggers.settling import let_deferral_settle
+from airflow_delay_provider.triggers.warning import warning_of_dispatchers
 
 
 class TicketEnd(StrEnum):
@@ -89,7 +90,8 @@ class RetryTicketTrigger(BaseTrigger):
             JournalTail.shared(self.delay_conn_id, hold=self.hold) as tail,
             RetryDesk.shared(self.delay_conn_id, hold=self.hold) as desk,
         ):
-            end = await self._wait(tail, desk)
+            async with warning_of_dispatchers(tail, self):
+                end = await self._wait(tail, desk)
         await let_deferral_settle(self, began=began)
         yield TriggerEvent(  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
             {"end": end.value, "extensions": self._current.extension}

@@ -24,7 +24,13 @@ ALLOWED = {
     "ledger": "domain exceptions",
     "brokers": "domain exceptions",
     **dict.fromkeys(
-        ("brokers/on_ledger.py", "brokers/embedded.py", "brokers/ledger_held.py"), "domain exceptions ledger"
+        (
+            "brokers/on_ledger.py",
+            "brokers/embedded.py",
+            "brokers/embedded_shared_consumer.py",
+            "brokers/ledger_held.py",
+        ),
+        "domain exceptions ledger",
     ),
     "dispatcher": "domain exceptions ledger brokers",
     "dispatcher/__main__.py": "domain exceptions ledger brokers hooks",

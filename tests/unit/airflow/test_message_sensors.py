@@ -19,7 +19,7 @@ from airflow.sdk.serde import serialize
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
 
 HOUR = timedelta(hours=1)
@@ -130,6 +130,23 @@ def test_only_the_first_match_is_taken_and_the_others_stay_in_order(broker: Embe
     assert taken["id"] == "b"
     left = broker.peek("invoices", limit=10)
     assert [(message.id, message.handled_count) for message in left] == [("a", 0), ("c", 0), ("d", 0)]
+
+
+@pytest.mark.parametrize("event", [None, {"message_id": "b", "give_up_at": "2100-01-01T00:00:00+00:00"}])
+def test_a_message_that_was_taken_is_returned_although_the_others_could_not_be_given_back(
+    broker: EmbeddedBroker, send: Send, monkeypatch: pytest.MonkeyPatch, event: dict[str, Any] | None
+) -> None:
+    """It has left its channel: a task that failed now would have lost it."""
+    for message_id, urgency in (("a", "low"), ("b", "high")):
+        send(message_id, headers={"urgency": urgency})
+
+    def is_away(*_args: Any, **_options: Any) -> None:
+        raise BrokerError("the broker is away")
+
+    monkeypatch.setattr(EmbeddedBroker, "release", is_away)
+    waiting = sensor(filter=f"{__name__}.is_urgent")
+    taken = waiting.execute({}) if event is None else waiting.execute_complete({}, event)
+    assert taken["id"] == "b"
 
 
 async def test_waiting_defers_without_content_and_takes_the_message_when_it_comes(

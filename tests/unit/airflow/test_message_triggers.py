@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ from airflow_delay_provider.domain.journal import JournalEntry
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.dispatchers import ledger_id_of
 from airflow_delay_provider.ledger import listing
+from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
 from airflow_delay_provider.ledger.tables import event
-from airflow_delay_provider.triggers import journal
+from airflow_delay_provider.triggers import journal, message, warning
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from airflow_delay_provider.triggers.channel import ChannelWatch
 from airflow_delay_provider.triggers.journal import JournalTail
 from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
+from tests.heartbeats import let_pass, write_heartbeat
 from tests.waiting import until
 
 HOUR = timedelta(hours=1)
@@ -344,3 +348,66 @@ async def test_a_filter_that_fails_ends_its_own_waiters_only(
 
     schedule("b", payload="urgent", after=timedelta(0))
     assert (await finish(healthy))["message_id"] == "b"
+
+
+async def test_a_waiting_task_says_that_no_dispatcher_runs(
+    schedule: Schedule,
+    dispatch: Callable[..., int],
+    broker: EmbeddedBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """B41: when it begins to be true and now and then, not at each look."""
+    monkeypatch.setattr(warning, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(journal, "DISPATCHER_LOOK_SECONDS", 0.01)
+    said = ""
+
+    def says(text: str, times: int) -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return said.count(text) == times
+
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a")))
+    await until(lambda: says("no dispatcher has ever been seen in this ledger; start one with `airflow delay", 1))
+    write_heartbeat(broker.ledger)
+    await until(lambda: says("A dispatcher serves the awaited messages again", 1))
+    let_pass(broker.ledger, GONE_AFTER)
+    await until(lambda: says("no dispatcher has been seen since", 1))
+    monkeypatch.setattr(warning, "REPEAT_SECONDS", 0.0)
+    await until(lambda: says("no dispatcher has been seen since", 2) or said.count("has been seen since") > 2)
+    dispatch(HOUR)
+    await finish(waiting)
+
+
+async def test_a_task_that_has_waited_long_enough_is_resumed(schedule: Schedule) -> None:
+    soon = (datetime.now(UTC) + timedelta(seconds=0.2)).isoformat()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message, "LOOK_UP_SECONDS", 0.2)
+        (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a"), since="0", give_up_at=soon))
+        assert await finish(waiting) == {"timed_out": True, "since": "0"}
+
+
+async def test_a_triggerer_that_was_away_at_the_end_of_the_time_still_looks(
+    schedule: Schedule, dispatch: Callable[..., int]
+) -> None:
+    ids = schedule("a")
+    dispatch(HOUR)
+    long_ago = (datetime.now(UTC) - HOUR).isoformat()
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=ids, give_up_at=long_ago))
+    assert (await finish(waiting))["counts"] == {"dispatched": 1}
+
+
+async def test_a_triggerer_that_reads_another_ledger_than_the_task_wrote_to_says_so(
+    schedule: Schedule, dispatch: Callable[..., int]
+) -> None:
+    """A12: it would wait for ever."""
+    ids = schedule("a")
+    ours = ledger_id_of(DelayHook())
+    (right, wrong) = start(
+        MessageDispatchedTrigger(message_ids=ids, ledger_id=ours),
+        MessageDispatchedTrigger(message_ids=ids, ledger_id="another"),
+    )
+    with pytest.raises(ConfigurationError, match=r"has stored its messages in another ledger than sqlite:.*ledger_url"):
+        await finish(wrong)
+    dispatch(HOUR)
+    assert (await finish(right))["counts"] == {"dispatched": 1}

@@ -85,6 +85,7 @@ def test_the_settings_have_working_defaults() -> None:
     from airflow.sdk.configuration import conf
 
     assert conf.getfloat("delay", "journal_poll_interval") == 0.2
+    assert conf.getint("delay", "sensor_max_bytes") == 16 * 2**20
     assert conf.getint("delay", "dispatcher_batch") == 1000
     assert conf.getfloat("delay", "dispatcher_poll_interval") == 0.02
     assert conf.getfloat("delay", "dispatcher_rate_limit") == 0

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.bases.operator import TriggerFailureReason
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout, TaskDeferred
 from airflow.sdk.execution_time.xcom import XCom
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
+from airflow_delay_provider.exceptions import ConfigurationError, LedgerError, UnknownMessageError, WaitTimeoutError
 from airflow_delay_provider.ledger import counts, listing
 from airflow_delay_provider.operators.message import ScheduleMessageOperator
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
+from tests.heartbeats import write_heartbeat
 from tests.unit.airflow.conftest import TaskInstance
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
@@ -291,7 +293,15 @@ def test_waiting_defers_with_ids_and_nothing_of_the_content(broker: EmbeddedBrok
 
     path, arguments = trigger.serialize()
     assert path == "airflow_delay_provider.triggers.message.MessageDispatchedTrigger"
-    assert set(arguments) == {"message_ids", "delay_conn_id", "hold", "since", "cancel_on_kill"}
+    assert set(arguments) == {
+        "message_ids",
+        "delay_conn_id",
+        "hold",
+        "since",
+        "cancel_on_kill",
+        "ledger_id",
+        "give_up_at",
+    }
     assert "secret" not in repr(arguments)
 
 
@@ -350,3 +360,79 @@ def test_a_due_time_in_another_zone_is_the_same_moment(broker: EmbeddedBroker, c
     stored: Message = record(broker, schedule(context, payload="x", deliver_at=there)).message
     assert stored.deliver_at.utcoffset() == timedelta(0)
     assert timedelta(0) <= stored.deliver_at - TOMORROW < timedelta(milliseconds=1)
+
+
+def test_a_task_says_that_no_dispatcher_runs(
+    broker: EmbeddedBroker, context: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B41"""
+    schedule(context, payload="x", message_id="sent at once")
+    assert "no dispatcher" not in capsys.readouterr().out
+    schedule(context, payload="x", message_id="waits", deliver_after=60)
+    warning = "no dispatcher has ever been seen in this ledger; start one with `airflow delay dispatcher`"
+    assert warning in capsys.readouterr().out
+    write_heartbeat(broker.ledger)
+    schedule(context, payload="x", message_id="is served", deliver_after=60)
+    assert "no dispatcher" not in capsys.readouterr().out
+
+
+def waiting_task(**options: Any) -> ScheduleMessageOperator:
+    fields = {"task_id": "remind", "channel": "invoices", "payload": "x", "deliver_after": 1, "wait_for_dispatch": True}
+    return ScheduleMessageOperator(**fields | options)
+
+
+@pytest.mark.parametrize("wait_timeout", ["90", 90, timedelta(seconds=90)])
+def test_a_task_waits_no_longer_than_it_may(broker: EmbeddedBroker, context: Any, wait_timeout: Any) -> None:
+    task = waiting_task(wait_timeout=wait_timeout)
+    began = datetime.now(UTC)
+    with pytest.raises(TaskDeferred) as request:
+        task.execute(context)
+
+    trigger = request.value.trigger
+    assert isinstance(trigger, MessageDispatchedTrigger)
+    assert trigger.give_up_at is not None
+    patience = datetime.fromisoformat(trigger.give_up_at) - began
+    assert timedelta(seconds=90) <= patience < timedelta(seconds=150)
+    assert request.value.timeout == timedelta(seconds=150)
+    with pytest.raises(WaitTimeoutError) as failed:
+        task.execute_complete(context, {"timed_out": True, "since": trigger.since})
+
+    (message_id,) = trigger.message_ids
+    assert f"1 of 1 messages were not dispatched within {wait_timeout}" in str(failed.value)
+    assert "they are still scheduled, this task has not cancelled them" in str(failed.value)
+    assert "start one with `airflow delay dispatcher`" in str(failed.value)
+    assert record(broker, message_id).state is State.SCHEDULED
+
+
+def test_a_message_that_is_dispatched_at_the_last_moment_is_no_failure(
+    broker: EmbeddedBroker, context: Any, dispatch: Callable[..., int]
+) -> None:
+    task = waiting_task(wait_timeout=90)
+    with pytest.raises(TaskDeferred) as request:
+        task.execute(context)
+    dispatch(timedelta(minutes=1))
+    trigger: Any = request.value.trigger
+    assert task.execute_complete(context, {"timed_out": True, "since": trigger.since}) == trigger.message_ids[0]
+
+
+def test_the_end_of_the_time_is_explained_also_when_airflow_noticed_it(broker: EmbeddedBroker, context: Any) -> None:
+    timeout = {"error": TriggerFailureReason.TRIGGER_TIMEOUT}
+    for wait_timeout, error in ((90, WaitTimeoutError), (None, TaskDeferralTimeout)):
+        task = waiting_task(wait_timeout=wait_timeout)
+        with pytest.raises(TaskDeferred):
+            task.execute(context)
+        with pytest.raises(error):
+            task.resume_execution("__fail__", timeout, context)
+
+
+@pytest.mark.parametrize(
+    ("wait_timeout", "problem"), [("soon", "'soon' is not a delay"), (60, "use more than 1:00:00")]
+)
+def test_a_time_that_cannot_be_waited_is_refused_before_anything_is_scheduled(
+    broker: EmbeddedBroker, context: Any, wait_timeout: Any, problem: str
+) -> None:
+    task = waiting_task(wait_timeout=wait_timeout, deliver_after=3600, message_id="never")
+    with pytest.raises(AirflowFailException, match=f"wait_timeout: .*{problem}"):
+        task.execute(context)
+    with pytest.raises(UnknownMessageError):
+        record(broker, "never")

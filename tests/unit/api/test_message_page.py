@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +24,27 @@ from sqlalchemy import update
 
 from airflow_delay_provider.api.app import create_app
 from airflow_delay_provider.api.ledgers import KEPT, OpenLedgers
-from airflow_delay_provider.api.message_page import PREVIEW_BYTES, SHOWN_ENTRIES, describe_moment, describe_span
+from airflow_delay_provider.api.message_page import (
+    PREVIEW_BYTES,
+    SHOWN_ENTRIES,
+    describe_moment,
+    describe_span,
+    dispatcher_warning,
+)
 from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.ledger import projection
+from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
 from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.plugins.delay import DelayPlugin
 from airflow_delay_provider.testing.clock import START
 from airflow_delay_provider.testing.kit import DelayTestKit
+from tests.heartbeats import OWNER, WELL, dispatchers_of, let_pass, write_heartbeat
 from tests.selective_auth import CLOSED_DAG, OPEN_DAG, SelectiveAuthManager
 
+HOUR = timedelta(hours=1)
 ATTACK = "<script>alert(1)</script>"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 
@@ -108,6 +118,41 @@ def test_a_message_that_is_due_and_still_waits_is_overdue(client: TestClient, de
     message_id = delay_kit.schedule("invoices", deliver_after=60)
     delay_kit.clock.advance(timedelta(seconds=75))
     assert "overdue by 15 s" in words(client.get(f"/messages/{message_id}").text)
+
+
+def test_a_waiting_message_without_a_dispatcher_says_so(client: TestClient, delay_kit: DelayTestKit) -> None:
+    """B41"""
+    message_id = delay_kit.schedule("invoices", deliver_after=HOUR)
+    assert 'class="warning' not in client.get(f"/messages/{message_id}").text
+    let_pass(delay_kit.broker.ledger, GONE_AFTER)
+    page = client.get(f"/messages/{message_id}").text
+    assert re.search(r'class="warning text" role="status">No dispatcher has been seen since .* UTC \(', page)
+    assert "start one with `airflow delay dispatcher`." in page
+    delay_kit.advance(HOUR)
+    assert 'class="warning' not in client.get(f"/messages/{message_id}").text
+
+
+def test_a_dispatcher_that_cannot_work_is_named_with_its_reason(client: TestClient, delay_kit: DelayTestKit) -> None:
+    """B41"""
+    message_id = delay_kit.schedule("invoices", deliver_after=HOUR)
+    let_pass(delay_kit.broker.ledger, GONE_AFTER)
+    failing = {**WELL, "well": False, "failures": 2, "error": f"LedgerError: {ATTACK}"}
+    write_heartbeat(delay_kit.broker.ledger, loops={"dispatch_due": failing})
+    page = client.get(f"/messages/{message_id}").text
+    assert f"Dispatcher {OWNER} runs, but its loop dispatch_due failed 2 times since" in page
+    assert ESCAPED in page
+
+
+@pytest.mark.parametrize(("climbed", "climbs", "warned"), [(False, [], 0), (True, [], 0), (True, ["far"], 1)])
+def test_a_message_that_a_broker_holds_misses_only_a_dispatcher_that_is_known_to_serve_it(
+    delay_kit: DelayTestKit, climbed: bool, climbs: list[str], warned: int
+) -> None:
+    """RabbitMQ needs none, and one for Kafka may use another ledger."""
+    record = replace(delay_kit.record(delay_kit.schedule("c", deliver_after=HOUR)), held_by_broker=True)
+    write_heartbeat(delay_kit.broker.ledger, climbs=climbs)
+    let_pass(delay_kit.broker.ledger, GONE_AFTER)
+    found = dispatcher_warning(record, dispatchers_of(delay_kit.broker.ledger), conn_id="far", climbed=climbed)
+    assert bool(found) == bool(warned)
 
 
 def test_a_dead_message_shows_the_reason(client: TestClient, delay_kit: DelayTestKit) -> None:

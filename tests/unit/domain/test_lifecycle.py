@@ -22,8 +22,14 @@ ALLOWED = {
         Change.RESCHEDULED: State.SCHEDULED,
         Change.EXPEDITED: State.SCHEDULED,
         Change.DEAD_LETTERED: State.DEAD,
+        Change.REFUSED: State.SCHEDULED,
+        Change.PARKED: State.DEAD,
     },
-    State.DISPATCHED: {Change.REQUEUED: State.SCHEDULED, Change.DEAD_LETTERED: State.DEAD},
+    State.DISPATCHED: {
+        Change.REQUEUED: State.SCHEDULED,
+        Change.DEAD_LETTERED: State.DEAD,
+        Change.PARKED: State.DEAD,
+    },
     State.CANCELLED: {},
     State.DEAD: {Change.REQUEUED: State.SCHEDULED},
 }
@@ -49,7 +55,7 @@ def test_a_cancelled_message_stays_cancelled():
 
 def test_final_changes_are_those_after_which_a_message_waits_no_longer():
     assert {outcome_of(change) for change in FINAL_CHANGES} == set(State) - {State.SCHEDULED}
-    assert len(FINAL_CHANGES) == 3
+    assert len(FINAL_CHANGES) == 4
 
 
 def test_the_stored_numbers_of_the_states():

@@ -15,8 +15,10 @@ from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.ledger import migrations, projection
 from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.identity import read_identity
 from airflow_delay_provider.ledger.migrations import HEAD, VERSION_TABLE
 from airflow_delay_provider.ledger.tables import metadata
+from tests.heartbeats import dispatchers_of, write_heartbeat
 from tests.unit.ledger import rows
 from tests.unit.ledger.rows import messages
 
@@ -97,6 +99,19 @@ def test_going_back_to_a_version_that_would_send_them_again_forgets_what_brokers
     left = rows.read_journal(empty_ledger, 1)
     assert [entry.message_id for entry in left] == [ours.id]
     assert rows.read(empty_ledger, lambda c: projection.position_of(c, "rabbit")) == FROM_THE_START
+
+
+def test_going_back_to_a_version_without_heartbeats_keeps_the_messages(empty_ledger: Ledger):
+    """B42, B44"""
+    empty_ledger.migrate()
+    rows.insert(empty_ledger, messages(1))
+    write_heartbeat(empty_ledger)
+    empty_ledger.downgrade("0003")
+    assert our_tables(empty_ledger) == set(metadata.tables) - {"delay_dispatcher", "delay_ledger"}
+    assert empty_ledger.migrate() == migrations.HEAD
+    assert rows.count(empty_ledger) == {State.SCHEDULED: 1}
+    assert dispatchers_of(empty_ledger) == []
+    assert rows.read(empty_ledger, read_identity).id
 
 
 def test_migrating_again_changes_nothing(ledger: Ledger):
