@@ -32,19 +32,44 @@ settings.register_profile("delay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("delay")
 
 IN_AIRFLOW = re.compile(r"acceptance/test_(.*_airflow|spark_.*)\.py$")
+RABBITMQ_VERSIONS = ("rabbitmq3", "rabbitmq4")
+ON_VERSION = re.compile(rf"\[.*({'|'.join(RABBITMQ_VERSIONS)})")
 
 
 class ByFile(LoadScopeScheduling):
-    """How workers share the tests: a file stays with one, and so do all that use the one Airflow."""
+    """How workers share the tests: a file stays with one, once for each version of RabbitMQ, and so do all that use the
+    one Airflow."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return "the Airflow of the acceptance tests" if IN_AIRFLOW.search(file) else file
+        if IN_AIRFLOW.search(file):
+            return "the Airflow of the acceptance tests"
+        version = ON_VERSION.search(nodeid)
+        return f"{file} on {version[1]}" if version else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     config.option.loadscopereorder = False  # the longest come first as they are
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="module", params=RABBITMQ_VERSIONS)
+def rabbitmq_version(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The version of the RabbitMQ that ``tests.rabbits`` is about, each in turn; fixtures that use it ask for this."""
+    from tests.rabbits import under_test
+
+    with under_test(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module", params=["rabbitmq3-quorum", "rabbitmq3-classic", "rabbitmq4-quorum"])
+def queue_type(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The type of the queues of a ladder: the default on each version of RabbitMQ, the other one on the oldest."""
+    from tests.rabbits import under_test
+
+    version, _, kind = request.param.partition("-")
+    with under_test(version):
+        yield kind
 
 
 @pytest.fixture(scope="session")

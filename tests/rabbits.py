@@ -1,4 +1,8 @@
-"""The RabbitMQ under test, and fresh names on it."""
+"""The RabbitMQ under test, and fresh names on it.
+
+Tests run on the oldest version that is supported. Those that may tell versions apart run on each of them: they, and the
+fixtures that they share, ask for the fixture ``rabbitmq_version``, or ``queue_type`` for ladders of both types.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,42 @@ from uuid import uuid4
 import httpx
 import pika
 
-from airflow_delay_provider.brokers.rabbitmq import declaring
+from airflow_delay_provider.brokers.rabbitmq import declaring, inspecting
+from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
+from airflow_delay_provider.brokers.rabbitmq.receiving import Receiver
 from tests.given import do_without, require_server
-from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
+from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ, RabbitMQ4
 from tests.servers.server import UnavailableError
 
-URL_VARIABLE = "DELAY_TEST_RABBITMQ_URL"
-MANAGEMENT_VARIABLE = "DELAY_TEST_RABBITMQ_MANAGEMENT_URL"
+URL_VARIABLE = RabbitMQ.variable
+#: The password of users that tests create.
+SECRET = "s3cret-passw0rd"
+#: The servers of the versions that are tested.
+VERSIONS: dict[str, type[RabbitMQ]] = {"rabbitmq3": RabbitMQ, "rabbitmq4": RabbitMQ4}
+_under_test = "rabbitmq3"
+
+
+@contextmanager
+def under_test(version: str) -> Iterator[None]:
+    """Inside, everything here is about the server of this version: one at a time is tested, and fixtures of any depth
+    ask for it."""
+    global _under_test
+    before, _under_test = _under_test, version
+    try:
+        yield
+    finally:
+        _under_test = before
 
 
 def require_rabbitmq() -> str:
     """The server to use; without one the test is skipped, on CI it fails."""
-    return require_server(URL_VARIABLE, "RabbitMQ")
+    return require_server(VERSIONS[_under_test].variable, "RabbitMQ")
 
 
 def require_management() -> str:
     """Where the server is managed."""
-    return require_server(MANAGEMENT_VARIABLE, "RabbitMQ")
+    return require_server(VERSIONS[_under_test].management_variable, "RabbitMQ")
 
 
 def config_of(url: str, **settings: Any) -> RabbitMQConfig:
@@ -73,6 +95,13 @@ def connection_of(url: str, **settings: Any) -> dict[str, Any]:
 
 
 @contextmanager
+def counted_looks() -> Iterator[None]:
+    """Inside, ``peek`` works on every version: a delivery more does no harm to queues without a delivery limit."""
+    with patch.object(Receiver, "_refuse_counted_look"):
+        yield
+
+
+@contextmanager
 def fresh_vhost() -> Iterator[str]:
     """The URL of a vhost that nobody else uses, for tests that change a ladder; deleted with all that is in it."""
     url, name = require_rabbitmq(), f"test-{uuid4().hex}"
@@ -80,11 +109,24 @@ def fresh_vhost() -> Iterator[str]:
     manage("PUT", f"vhosts/{name}")
     try:
         manage("PUT", f"permissions/{name}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
-        # Nobody kills this broker, so no queue has to settle.
-        with patch.object(declaring, "SETTLE_SECONDS", 0):
+        # Nobody kills this broker, so no queue has to settle, and its default settings are good enough.
+        with patch.object(declaring, "SETTLE_SECONDS", 0), patch.object(inspecting, "find_late_retry", return_value=()):
             yield f"{url.rpartition('/')[0]}/{name}"
     finally:
         manage("DELETE", f"vhosts/{name}")
+
+
+@contextmanager
+def user(url: str, *, configure: str = "^$", write: str = "^$", read: str = "^$") -> Iterator[str]:
+    """The URL of the same vhost for a new user with these permissions."""
+    name, parts = f"user-{uuid4().hex[:12]}", urlsplit(url)
+    manage("PUT", f"users/{name}", {"password": SECRET, "tags": ""})
+    try:
+        permissions = {"configure": configure, "write": write, "read": read}
+        manage("PUT", f"permissions/{parts.path[1:]}/{name}", permissions)
+        yield parts._replace(netloc=f"{name}:{SECRET}@{parts.hostname}:{parts.port}").geturl()
+    finally:
+        manage("DELETE", f"users/{name}")
 
 
 def manage(method: str, path: str, content: Any = None) -> None:
@@ -93,9 +135,11 @@ def manage(method: str, path: str, content: Any = None) -> None:
 
 
 @contextmanager
-def private_node(run_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[RabbitMQ]:
+def private_node(
+    run_dir: Path, settings: Mapping[str, str] | None = None, *, advanced: str = SOON_DEAD_LETTERED_AGAIN
+) -> Iterator[RabbitMQ]:
     """A node of the test's own, to be killed or configured; where it cannot be had, skip, or fail on CI."""
-    node = RabbitMQ(settings, advanced=SOON_DEAD_LETTERED_AGAIN)
+    node = VERSIONS[_under_test](settings, advanced=advanced)
     try:
         node.start(run_dir)
     except UnavailableError as missing:
@@ -104,3 +148,9 @@ def private_node(run_dir: Path, settings: Mapping[str, str] | None = None) -> It
         yield node
     finally:
         node.stop()
+
+
+def problems(broker: RabbitMQBroker) -> list[str]:
+    """What verify finds wrong, but for what no connection without ``management_url`` can do."""
+    found = [finding.text for finding in broker.verify_topology() if finding.is_problem]
+    return [text for text in found if "cannot be seen without management_url" not in text]

@@ -12,20 +12,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE, Topology
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from tests.acceptance.rabbitmq_clients import now_ms
+from tests.acceptance.rabbitmq_positions import Positions, find_positions, parked_ids
 from tests.rabbits import config_of, declare_queue
 from tests.servers.cutting_proxy import CuttingProxy
 from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
 
 CHANNEL = "soak"
+LOST = "in no queue"
 DEFAULT_DEAD_LETTER_SECONDS = 180
 #: After a restart, what waited meanwhile is on its way and its consumer connects again.
 SETTLE_MS = 10_000
@@ -76,12 +79,25 @@ class Figures:
     cuts: int = 0
     left_behind: dict[str, int] = field(default_factory=dict)
     unroutable: int = 0
-    #: Lost ids that the journal calls dispatched: they were lost behind the ladder, not on it.
-    told: list[str] = field(default_factory=list)
+    #: Where each id that did not arrive was seen last; ``LOST`` if it is in no queue.
+    last_seen: dict[str, str] = field(default_factory=dict)
+    #: What the node held when some did not arrive.
+    positions: Positions = field(default_factory=Positions)
+
+    @property
+    def missing(self) -> list[str]:
+        """Ids that did not arrive, whether they are lost or stand still."""
+        return sorted(set(self.published) - set(self.arrived))
 
     @property
     def lost(self) -> list[str]:
-        return sorted(set(self.published) - set(self.arrived))
+        """Ids that no queue holds."""
+        return [name for name in self.missing if self.last_seen.get(name, LOST).startswith(LOST)]
+
+    @property
+    def stuck(self) -> dict[str, str]:
+        """Ids that a queue holds although their time has come, and where."""
+        return {name: self.last_seen[name] for name in self.missing if name not in set(self.lost)}
 
     @property
     def strange(self) -> list[str]:
@@ -98,7 +114,7 @@ class Figures:
 
     @property
     def is_good(self) -> bool:
-        return not (self.lost or self.strange or self.early or self.left_behind or self.unroutable)
+        return not (self.missing or self.strange or self.early or self.left_behind or self.unroutable)
 
     def lateness_ms(self, *, undisturbed: bool = False) -> list[int]:
         """How late each id came first, or each of those whose whole life lies outside of outages."""
@@ -122,7 +138,10 @@ class Figures:
             (
                 f"published    {len(self.published)}, {again} of them more than once; connection cut {self.cuts} times",
                 f"killed       {len(self.outages)} times; back after {down} s",
-                f"lost         {len(self.lost)} {self.lost[:5] or ''}; the journal calls {len(self.told)} dispatched",
+                f"lost         {len(self.lost)} {self.lost[:5] or ''}",
+                f"stuck        {len(self.stuck)}",
+                *(f"  {count:6d} {where}" for where, count in Counter(self.last_seen.values()).most_common()),
+                *((f"held by the node\n{self.positions}",) if self.missing or self.left_behind else ()),
                 f"early        {len(self.early)} {self.early[:5] or ''}",
                 f"duplicates   {self.duplicates}, all with ids that were published: {not self.strange}",
                 f"left behind  {sum(self.left_behind.values())} {self.left_behind or ''}; unroutable {self.unroutable}",
@@ -167,10 +186,45 @@ def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
         assert len(figures.published) == work.messages
         work.tell("all published")
         _wait_until_quiet(work, node, prefix, arrived, figures)
-        if figures.lost:
+        if figures.missing or figures.left_behind:
+            figures.positions = find_positions(node)
+        if figures.missing:
             with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
-                figures.told = sorted(broker.find_outcomes(figures.lost, since=FROM_THE_START))
+                figures.last_seen = find_missing(figures, broker, parked_ids(node, UNROUTABLE))
     return figures
+
+
+def find_missing(figures: Figures, broker: RabbitMQBroker, parked: Collection[str]) -> dict[str, str]:
+    """Say where each id that did not arrive was seen last.
+
+    A queue says which messages its dead-letter worker holds, and only how many others: those are counted as the ids
+    whose way leads through that queue, and no more ids than it has messages.
+    """
+    topology, found = broker.topology, {}
+    room = Counter(figures.positions.behind) + Counter(figures.positions.ready)
+    told = broker.find_outcomes(figures.missing, since=FROM_THE_START)
+    for name in figures.missing:
+        journal = f"the journal says {told[name].change.value}" if name in told else "the journal knows no outcome"
+        if held := figures.positions.held.get(name):
+            found[name] = f"held by the dead-letter worker of {held.queue}, {held.why}; {journal}"
+        elif name in parked:
+            found[name] = f"parked in {UNROUTABLE}; {journal}"
+        elif rung := next((rung for rung in _rungs_of(topology, figures.published[name]) if room[rung]), None):
+            room[rung] -= 1
+            state = "behind what its dead-letter worker holds" if rung in figures.positions.behind else "ready"
+            found[name] = f"in {rung}, {state}; {journal}"
+        else:
+            found[name] = f"{LOST}; {journal}"
+    return found
+
+
+def _rungs_of(topology: Topology, message: Published) -> Iterator[str]:
+    """Return the rungs in which a message may be, the channel's queue last; when it was published is known roughly."""
+    for at in (message.published_ms, message.confirmed_ms):
+        for tick in (0, topology.tick_ms):
+            for hold_ms in topology.ladder.path(max(1, message.due_ms - at + tick)):
+                yield topology.rung(hold_ms)
+    yield CHANNEL
 
 
 def _disturb(
@@ -210,7 +264,7 @@ def _wait_until_quiet(work: Soak, node: RabbitMQ, prefix: str, arrived: Path, fi
         figures.arrived = read_arrived(arrived)
         figures.left_behind = count_messages(node, prefix)
         total = sum(len(at) for at in figures.arrived.values())
-        if not figures.lost and not figures.left_behind and not count_messages(node, CHANNEL) and total == counted:
+        if not figures.missing and not figures.left_behind and not count_messages(node, CHANNEL) and total == counted:
             break
         counted = total
         # The broker tells its counts every 5 s.

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,15 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from airflow_delay_provider.brokers.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
+from airflow_delay_provider.ledger.service_gaps import find_gap
 from tests.databases import execute, require_postgres
+from tests.heartbeats import dispatchers_of, let_pass
 from tests.servers import component
 
 PATIENCE_SECONDS = 120.0
-LOOPS = {"dispatch_due", "rescue_stale", "prune", "serve_destinations"}
+LOOPS = {"dispatch_due", "rescue_stale", "prune", "serve_destinations", "heartbeat"}
+PROGRAM = ("-m", "airflow_delay_provider.dispatcher")
+#: The same, but a loop that has not finished a run for a second is not well.
+IMPATIENT = (
+    "-c",
+    "import sys; from airflow_delay_provider.dispatcher import __main__, loop; loop.STALLED_SECONDS = 1.0;"
+    "sys.exit(__main__.main())",
+)
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.02)
 
@@ -34,11 +45,11 @@ wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.02)
 class Process:
     """A dispatcher process and what it says."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, program: Sequence[str] = PROGRAM) -> None:
         self._log = log
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "airflow_delay_provider.dispatcher", "--health-port", "0", *arguments],
+                [sys.executable, *program, "--health-port", "0", *arguments],
                 stderr=file,
             )
 
@@ -73,14 +84,18 @@ class Process:
     def wait(self) -> int:
         return self._process.wait(PATIENCE_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
 @contextmanager
-def running(tmp_path: Path, *arguments: str) -> Iterator[Process]:
-    process = Process(tmp_path / "dispatcher.log", *arguments)
+def running(tmp_path: Path, *arguments: str, program: Sequence[str] = PROGRAM) -> Iterator[Process]:
+    process = Process(tmp_path / "dispatcher.log", *arguments, program=program)
     try:
         yield process
     finally:
@@ -116,6 +131,56 @@ def test_the_process_dispatches_reports_and_stops_gracefully(ledger: Ledger, led
         refused.value.close()
         assert process.signal(signal.SIGTERM) == 0
         assert "unfinished: nothing" in process.log
+
+
+def status_of(ledger: Ledger) -> list[str]:
+    return [each.status for each in dispatchers_of(ledger)]
+
+
+def gap_of(ledger: Ledger) -> str:
+    gap = find_gap(dispatchers_of(ledger))
+    return "" if gap is None else gap.problem
+
+
+def test_the_ledger_knows_a_dispatcher_that_was_stopped(ledger: Ledger, ledger_url: str, tmp_path: Path) -> None:
+    """B40, B41"""
+    with running(tmp_path, "--ledger", ledger_url) as process:
+        wait_for(lambda: dispatchers_of(ledger), what="the first heartbeat")
+        [record] = dispatchers_of(ledger)
+        assert (record.is_alive, record.pid) == (True, process.pid)
+        assert {loop.name for loop in record.loops} == LOOPS - {"heartbeat"}
+        assert gap_of(ledger) == ""
+        assert process.signal(signal.SIGTERM) == 0
+    assert status_of(ledger) == ["stopped"]
+    assert f"({record.owner} was stopped then)" in gap_of(ledger)
+
+
+def test_the_ledger_misses_a_dispatcher_that_was_killed(ledger: Ledger, ledger_url: str, tmp_path: Path) -> None:
+    """B40, B41"""
+    with running(tmp_path, "--ledger", ledger_url) as process:
+        wait_for(lambda: dispatchers_of(ledger), what="the first heartbeat")
+        # As if it had not been heard of for a while: the next heartbeat mends that.
+        let_pass(ledger, GONE_AFTER)
+        wait_for(lambda: status_of(ledger) == ["alive"], what="the next heartbeat")
+        process.kill()
+        let_pass(ledger, GONE_AFTER)
+    assert status_of(ledger) == ["gone"]
+    assert "no dispatcher has been seen since" in gap_of(ledger)
+
+
+def test_the_ledger_knows_that_a_loop_stands_still(postgres_url: str, tmp_path: Path) -> None:
+    """B40, B41: the heartbeats go on, and say so."""
+    ledger = Ledger(postgres_url)
+    engine = create_engine(ledger.url)
+    with running(tmp_path, "--ledger", postgres_url, program=IMPATIENT):
+        wait_for(lambda: status_of(ledger) == ["alive"], what="the first heartbeat")
+        with engine.begin() as connection:
+            connection.execute(text("LOCK TABLE delay_scheduled_message IN ACCESS EXCLUSIVE MODE"))
+            wait_for(lambda: "its loop dispatch_due has not finished a run" in gap_of(ledger), what="the stuck loop")
+            assert status_of(ledger) == ["unwell"]
+        wait_for(lambda: gap_of(ledger) == "", what="the loop to go on")
+    engine.dispose()
+    ledger.close()
 
 
 def test_an_outage_of_the_database_is_survived_and_shown(postgres_url: str, tmp_path: Path) -> None:

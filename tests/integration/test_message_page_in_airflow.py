@@ -134,6 +134,9 @@ def test_whoever_may_read_plugins_sees_a_message_without_origin(
         page = client.get(link)
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "Not scheduled by a task" in page.text
+        assert (
+            "No dispatcher has ever been seen in this ledger; start one with `airflow delay dispatcher`." in page.text
+        )
         assert client.post(link).status_code == 405
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -47,12 +48,25 @@ with DAG("waiting", schedule=None, default_args={"delay_conn_id": "delay_of_the_
 """
 
 
+FORGOTTEN_DAG = """
+from airflow.sdk import DAG
+from airflow_delay_provider.operators.message import ScheduleMessageOperator
+
+with DAG("forgotten", schedule=None, default_args={"delay_conn_id": "delay_without_dispatcher"}):
+    later = ScheduleMessageOperator(task_id="later", channel="answers", deliver_after=3600)
+    ScheduleMessageOperator(
+        task_id="waits", channel="answers", deliver_after=1, wait_for_dispatch=True, wait_timeout="{{ 11 + 1 }}"
+    )
+"""
+
+
 @pytest.fixture(scope="module")
 def dags_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """Run one DAG in an Airflow of its own and return the log."""
     home = tmp_path_factory.mktemp("airflow")
     (home / "dags").mkdir()
     (home / "dags" / "waiting.py").write_text(WAITING_DAG)
+    (home / "dags" / "forgotten.py").write_text(FORGOTTEN_DAG)
     for example in ("example_delayed_message", "example_consume"):
         shutil.copy(ROOT / "dags" / f"{example}.py", home / "dags")
     environment = {
@@ -62,17 +76,19 @@ def dags_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
-    def airflow(*arguments: str) -> str:
+    def airflow(*arguments: str, fails: bool = False) -> str:
         done = subprocess.run(
             ["airflow", *arguments], env=environment, cwd=home, capture_output=True, text=True, timeout=240
         )
-        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+        assert bool(done.returncode) == fails, done.stdout[-5000:] + done.stderr[-5000:]
         return done.stdout + done.stderr
 
     airflow("db", "migrate")
     # Not in the environment: the trigger has to ask Airflow for it.
     extra = f'{{"ledger_url": "sqlite:///{home}/delay.db"}}'
     airflow("connections", "add", "delay_of_the_metadatabase", "--conn-type", "delay", "--conn-extra", extra)
+    other = {"conn_type": "delay", "extra": {"ledger_url": f"sqlite:///{home}/other.db"}}
+    environment["AIRFLOW_CONN_DELAY_WITHOUT_DISPATCHER"] = json.dumps(other)
     airflow("dags", "reserialize")
     dispatcher = subprocess.Popen(
         [sys.executable, "-m", "airflow_delay_provider.dispatcher", "--health-port", "-1"],
@@ -81,7 +97,7 @@ def dags_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    yield lambda *arguments: airflow("dags", "test", *arguments)
+    yield lambda *arguments, **options: airflow("dags", "test", *arguments, **options)
     dispatcher.terminate()
     assert dispatcher.wait(timeout=30) == 0
 
@@ -107,3 +123,15 @@ def test_the_example_of_consuming_runs(dags_test: Callable[..., str]) -> None:
 
     assert log.count("printed the invoice") == log.count("printed the poster") == 1
     assert "KeyError: 'print'" in log
+
+
+def test_a_forgotten_dispatcher_is_named_in_the_log_and_ends_the_wait(dags_test: Callable[..., str]) -> None:
+    """B41: by the task that schedules, by the trigger that waits, and by the task that has waited long enough."""
+    log = dags_test("forgotten", fails=True)
+
+    command = "start one with `airflow delay dispatcher --conn-id delay_without_dispatcher`"
+    missing = f"no dispatcher has ever been seen in this ledger; {command}"
+    assert log.count(f"The messages are stored and wait, but are not dispatched: {missing}") == 2
+    assert log.count(f"The awaited messages are not dispatched: {missing}") == 1
+    assert "wait_timeout: 1 of 1 messages were not dispatched within 12 s (" in log
+    assert "they are still scheduled, this task has not cancelled them" in log

@@ -32,25 +32,25 @@ from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.exceptions import BrokerError
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
-from tests.rabbits import config_of, fresh_vhost, private_node
+from tests.rabbits import config_of, counted_looks, fresh_vhost, private_node
 from tests.servers.cutting_proxy import CuttingProxy
 from tests.servers.rabbitmq import RabbitMQ
 
 
-@pytest.fixture(params=["quorum", "classic"])
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with fresh_vhost() as url, Scene(url, queue_type=request.param) as opened:
+@pytest.fixture
+def scene(queue_type: str) -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url, queue_type=queue_type) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def quorum() -> Iterator[Scene]:
+def quorum(rabbitmq_version: str) -> Iterator[Scene]:
     with fresh_vhost() as url, Scene(url) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+def node(rabbitmq_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """A private node that tries again soon what had no route."""
     with private_node(tmp_path_factory.mktemp("rabbitmq")) as started:
         yield started
@@ -214,7 +214,8 @@ def test_a_broker_that_was_closed_or_cut_while_idle_can_be_used_again(
     assert publish(cuttable, left) == []
     # In the middle of everything else a connection is used for, too.
     proxy.cut()
-    wait_for(lambda: works_again(lambda: cuttable.peek(channel)), what="peek works again")
+    empty = quorum.queue()
+    wait_for(lambda: works_again(lambda: cuttable.peek(empty)), what="peek works again")
     proxy.cut()
     wait_for(lambda: works_again(cuttable.journal_end), what="the journal can be read again")
     proxy.cut()
@@ -278,7 +279,7 @@ def test_a_look_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
     quorum.broker.send([message])
     session = quorum.broker._link.session()
     wait_for(lambda: quorum.count(channel), what="the message")
-    with monkeypatch.context() as patched:
+    with counted_looks(), monkeypatch.context() as patched:
         patched.setattr(declaring, "message_count", lambda *_: 3)
         assert quorum.broker.peek(channel, limit=3) == [message]
     assert quorum.broker._link.session() is session

@@ -31,14 +31,14 @@ from airflow_delay_provider.exceptions import (
 )
 from tests.contract.journal import Tail
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
-from tests.rabbits import fresh_vhost
+from tests.rabbits import counted_looks, fresh_vhost
 
 THREE_YEARS = timedelta(days=3 * 365)
 
 
-@pytest.fixture(scope="module", params=["quorum", "classic"])
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with fresh_vhost() as url, Scene(url, queue_type=request.param) as opened:
+@pytest.fixture(scope="module")
+def scene(queue_type: str) -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url, queue_type=queue_type) as opened:
         yield opened
 
 
@@ -255,7 +255,7 @@ def test_a_deferred_message_backs_off_and_is_given_up_after_max_handled(scene: S
     connections = count_connections()
     with scene.open() as broker:
         consumer = Consumer(broker, channel, fail, config=ConsumerConfig(max_handled=3))
-        wait_for(lambda: broker.peek(channel), what="the message")
+        wait_for(lambda: scene.count(channel), what="the message")
         assert broker._link._publisher is None, "a consumer publishes only once it puts something back"
         consumed = consumer.run(limit=4, timeout=timedelta(seconds=60))
         assert count_connections() == connections + 1
@@ -313,7 +313,8 @@ def test_what_others_wrote_can_be_received_put_back_and_given_up(scene: Scene, p
     channel, body = scene.queue(), bytes(range(256))
     with scene.amqp() as amqp:
         amqp.basic_publish("", channel, body, properties)
-    [seen] = wait_for(lambda: scene.broker.peek(channel), what="a message to look at")
+    with counted_looks():
+        [seen] = wait_for(lambda: scene.broker.peek(channel), what="a message to look at")
     assert seen.payload == body
     [delivery] = wait_for(lambda: scene.broker.receive(channel), what="the message")
     assert (delivery.message.payload, delivery.message.channel) == (body, channel)

@@ -16,10 +16,15 @@ from typing import NoReturn
 from tests.servers.kafka import Kafka
 from tests.servers.postgres import Postgres
 from tests.servers.process import dies_with_parent
-from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
 from tests.servers.server import Server, UnavailableError
 
-SERVERS: dict[str, Callable[[], Server]] = {"postgres": Postgres, "rabbitmq": RabbitMQ, "kafka": Kafka}
+SERVERS: dict[str, Callable[[], Server]] = {
+    "postgres": Postgres,
+    "rabbitmq": RabbitMQ,
+    "rabbitmq4": RabbitMQ4,
+    "kafka": Kafka,
+}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What a command interrupted by us gets to clean up after itself.
 PATIENCE_SECONDS = 30

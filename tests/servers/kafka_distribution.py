@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from tests.servers import process
+from tests.servers.cache import CannotFillError, cache, cached, run
 from tests.servers.server import UnavailableError
 
 #: The first one that can be had is used.
@@ -40,10 +39,6 @@ POM = """\
   </dependencies>
 </project>
 """
-
-
-class CannotFillError(Exception):
-    """A folder of the cache could not be filled; the message is what the program said first."""
 
 
 def find_jars(java: Path) -> Path:
@@ -118,39 +113,3 @@ def java_version(java: Path) -> int:
 def install_java_from_pip(folder: Path) -> None:
     print(f"servers: installing {JAVA_FROM_PIP} from pip, once", flush=True)
     run([sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), JAVA_FROM_PIP])
-
-
-def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-delay-provider"
-
-
-def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, filled once.
-
-    It is complete or not there, also when another run fills it at the same time or was killed while doing so.
-    """
-    folder, unfinished = cache() / name, cache() / f"{name}.unfinished"
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            fill(unfinished)
-            unfinished.rename(folder)
-    return folder
-
-
-def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-    """Run a program that must not go on without us: whoever has the lock next begins anew."""
-    done = subprocess.run(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=process.dies_with_parent(signal.SIGKILL),
-    )
-    if done.returncode != 0:
-        raise CannotFillError("\n".join(done.stdout.splitlines()[:3]))

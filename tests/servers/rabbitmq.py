@@ -12,11 +12,9 @@ import pika.exceptions
 
 from tests.servers import process
 from tests.servers.component import Component, ComponentDiedError, stop_all, wait_for
-from tests.servers.server import UnavailableError
+from tests.servers.rabbitmq_distribution import SCRIPTS, Programs, installed_programs, newer_programs
 from tests.servers.sessions import Guardian
 
-#: The real scripts; those in sbin insist on the service's user and its folders.
-DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_SECONDS = 180
 #: How long a quorum queue waits before it dead-letters again what had no route, while the broker was starting for
 #: example. By default 180 s, which no test should wait.
@@ -31,14 +29,15 @@ class RabbitMQ:
     management_variable = "DELAY_TEST_RABBITMQ_MANAGEMENT_URL"
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, *, advanced: str = "", folder: str = "rabbitmq"
+        self, settings: Mapping[str, str] | None = None, *, advanced: str = "", folder: str | None = None
     ) -> None:
         self.port = 0
         self.management_port = 0
         self._settings = dict(settings or {})
         #: Erlang terms, for what cannot be said in ``settings``.
         self._advanced = advanced or "[]."
-        self._folder = folder
+        self._folder = folder or self.name
+        self._programs = Programs()
         self._home: Path | None = None
         self._guardian: Guardian | None = None
         self._node: Component | None = None
@@ -54,17 +53,17 @@ class RabbitMQ:
         return f"http://guest:guest@127.0.0.1:{self.management_port}"
 
     def start(self, run_dir: Path) -> None:
-        scripts = find_scripts()
+        self._programs = self._find_programs(run_dir / self._folder)
         self._home = run_dir / self._folder
         self._home.mkdir(parents=True)
         log_dir = run_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
         self._guardian = Guardian()
         for _ in range(3):  # another run may take a free port between our look and our start
-            self._write_configuration(scripts)
-            epmd = ["epmd", "-address", "127.0.0.1", "-port", self._env["ERL_EPMD_PORT"]]
+            self._write_configuration()
+            epmd = self._programs.command("epmd", "-address", "127.0.0.1", "-port", self._env["ERL_EPMD_PORT"])
             self._epmd = self._component(f"{self._folder}-epmd", epmd, log_dir)
-            self._node = self._component(self._folder, [str(scripts / "rabbitmq-server")], log_dir)
+            self._node = self._component(self._folder, self._programs.script("rabbitmq-server"), log_dir)
             self._epmd.start()
             self._node.start()
             if self._is_up():
@@ -96,7 +95,7 @@ class RabbitMQ:
 
     def control(self, *arguments: str) -> str:
         """Run ``rabbitmqctl`` on this node and return what it printed."""
-        command = [str(find_scripts() / "rabbitmqctl"), "--quiet", *arguments]
+        command = self._programs.script("rabbitmqctl", "--quiet", *arguments)
         done = subprocess.run(
             command, env=self._env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
         )
@@ -109,6 +108,9 @@ class RabbitMQ:
         """The processes of the node, whose CPU time is the broker's."""
         assert self._node is not None
         return self._node.pids()
+
+    def _find_programs(self, home: Path) -> Programs:  # noqa: ARG002 - other versions see parts of this machine only
+        return installed_programs(variable=self.variable)
 
     def _component(self, name: str, command: list[str], log_dir: Path) -> Component:
         assert self._guardian is not None
@@ -129,7 +131,7 @@ class RabbitMQ:
             return False
         return True
 
-    def _write_configuration(self, scripts: Path) -> None:
+    def _write_configuration(self) -> None:
         assert self._home is not None
         home = self._home
         self.port, self.management_port = process.free_port(), process.free_port()
@@ -166,15 +168,16 @@ class RabbitMQ:
             "ERL_EPMD_PORT": str(process.free_port()),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_CRASH_DUMP": str(home / "erl_crash.dump"),
-            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join((str(SCRIPTS), os.environ["PATH"], os.defpath)),
         }
 
 
-def find_scripts() -> Path:
-    if not (DEBIAN_SCRIPTS / "rabbitmq-server").exists():
-        process.apt_install("rabbitmq-server")
-    if not (DEBIAN_SCRIPTS / "rabbitmq-server").exists():
-        raise UnavailableError(
-            f"no RabbitMQ server programs here: apt-get install rabbitmq-server, or set {RabbitMQ.variable}"
-        )
-    return DEBIAN_SCRIPTS
+class RabbitMQ4(RabbitMQ):
+    """A node of the current major version, from a newer Debian in a folder of its own."""
+
+    name = "rabbitmq4"
+    variable = "DELAY_TEST_RABBITMQ4_URL"
+    management_variable = "DELAY_TEST_RABBITMQ4_MANAGEMENT_URL"
+
+    def _find_programs(self, home: Path) -> Programs:
+        return newer_programs(home, variable=self.variable)
