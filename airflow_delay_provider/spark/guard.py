@@ -42,6 +42,7 @@ def main(command: list[str]) -> int:
         stopped = wait_for_event(woken)
         reap(reaped)
     end_all(descendants, reap=lambda: reap(reaped))
+    reap(reaped)  # what ended between the last reaping and the last look
     return exit_code_of(reaped.get(child, signal.SIGKILL))
 
 
