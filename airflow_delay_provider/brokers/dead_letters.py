@@ -18,6 +18,8 @@ MOST_HELD = 20_000
 MOST_HELD_BYTES = 64 * 1024 * 1024
 #: Fewer than so many in hand keep no broker from handing out more.
 FEW_HELD = 500
+#: How long messages may take that somebody else has just given back, which the broker does not hand out at once.
+LAST_WAIT = timedelta(seconds=1)
 REASON = "replayed"
 
 
@@ -88,7 +90,7 @@ def require_channel_of(selection: DeadLetters, broker: str) -> str:
 
 def _receive(broker: Broker, channel: str) -> list[Delivery]:
     try:
-        return broker.receive(channel, limit=PREFETCH)
+        return broker.receive(channel, limit=PREFETCH, wait=LAST_WAIT)
     except UnknownChannelError:
         # Nobody has given up anything there.
         return []
