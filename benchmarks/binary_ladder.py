@@ -7,23 +7,22 @@ bits in the routing key, and a message is published at its highest bit (kombu it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from airflow_delay_provider.brokers.rabbitmq.topology import Binding, Exchange, Queue, QueueType
+from airflow_delay_provider.brokers.rabbitmq.topology import AT_LEAST_ONCE, Binding, Exchange, Queue
 from airflow_delay_provider.domain.ladder import Ladder
 
 LEVELS = 28
 TICK_MS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
 class BinaryLadder:
     """All objects of the ladder; ``declaring.declare`` creates them."""
 
-    queue_type: QueueType
-    journal: bool = False
+    journal = False
+    shared: frozenset[str] = frozenset()
+    #: The exchange that is declared last.
+    ready = "bench.binary.ready"
 
     @cached_property
     def ladder(self) -> Ladder:
@@ -33,12 +32,7 @@ class BinaryLadder:
 
     def level(self, level: int) -> str:
         """Return the exchange that reads the bit of ``level``, and the queue behind it; -1 is the exit."""
-        return f"bench.binary.{self.queue_type}.{level if level >= 0 else 'exit'}"
-
-    @property
-    def ready(self) -> str:
-        """The exchange that is declared last."""
-        return f"bench.binary.{self.queue_type}.ready"
+        return f"bench.binary.{level if level >= 0 else 'exit'}"
 
     def route(self, channel: str, delay_ms: int) -> tuple[str, str]:
         """Return the exchange and the routing key of a message that is to arrive after ``delay_ms``."""
@@ -56,12 +50,9 @@ class BinaryLadder:
 
     def queues(self) -> Iterator[Queue]:
         """Return one a level."""
-        kept: dict[str, Any] = {"x-queue-type": self.queue_type.value, "x-overflow": "reject-publish"}
-        if self.queue_type is QueueType.QUORUM:
-            kept["x-dead-letter-strategy"] = "at-least-once"
         for level in range(LEVELS):
             onward = {"x-message-ttl": TICK_MS << level, "x-dead-letter-exchange": self.level(level - 1)}
-            yield Queue(name=self.level(level), arguments=kept | onward)
+            yield Queue(name=self.level(level), arguments=AT_LEAST_ONCE | onward)
 
     def bindings(self) -> Iterator[Binding]:
         """Return, for each level, what a bit that is set and one that is not lead to."""

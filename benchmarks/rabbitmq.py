@@ -6,7 +6,7 @@ binary one, and then lies in its channel: 2.2 queues against 3.15. So the broker
 and less when routing is counted: a topic exchange looks at each word of the key, of which we have 7 and the binary
 ladder 28. Publishing writes into one queue either way and waits for the disk together with up to 1000 others; ours goes
 through one fanout exchange and to dozens of queues instead of one, so half of the raw rate is to be hoped for. The
-journal is another write on the way in and one on the way out; on classic queues the latter goes through a queue more.
+journal is another write on the way in and two on the way out, where its feed comes first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from benchmarks import rabbitmq_aims, rabbitmq_deliveries, rabbitmq_plots, rabbitmq_rates, results
 from benchmarks.measuring import MismatchError, Results, say
 from benchmarks.rabbitmq_node import Node, open_node
@@ -31,7 +29,6 @@ from benchmarks.rabbitmq_ways import open_ways
 class Sizes:
     """How much is measured."""
 
-    stores: tuple[QueueType, ...] = (QueueType.CLASSIC, QueueType.QUORUM)
     publish_messages: int = 10_000
     kombu_messages: int = 300
     publish_repeats: int = 5
@@ -55,12 +52,11 @@ QUICK_DELAY_SECONDS = (1, 3)
 def run(node: Node, sizes: Sizes) -> tuple[Results, float]:
     """Measure everything and return it with the CPU share of an idle broker; raises when a count is wrong."""
     found = Results()
-    with ExitStack() as stack:
-        say("declaring the ladders")
-        stores = {kind.value: stack.enter_context(open_ways(node.url, kind)) for kind in sizes.stores}
+    say("declaring the ladders")
+    with open_ways(node.url) as ways:
         rates = rabbitmq_rates.measure(
             node,
-            stores,
+            ways,
             found,
             messages=sizes.publish_messages,
             kombu_messages=sizes.kombu_messages,
@@ -69,14 +65,13 @@ def run(node: Node, sizes: Sizes) -> tuple[Results, float]:
         idle_share = node.idle_share(sizes.idle_seconds)
         cpu = rabbitmq_deliveries.measure(
             node,
-            stores,
+            ways,
             found,
             seconds=sizes.delivery_seconds,
             repeats=sizes.delivery_repeats,
             idle_share=idle_share,
         )
     rabbitmq_aims.add_ratios(found, rates=rates, cpu=cpu)
-    found.measurements.sort(key=lambda m: list(stores).index(m.store))
     return found, idle_share
 
 

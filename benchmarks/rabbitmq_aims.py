@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from benchmarks.measuring import Measurement, Results
 from benchmarks.rabbitmq_deliveries import SLOW
-from benchmarks.rabbitmq_ways import BINARY, KOMBU, OFF, ON, RAW
+from benchmarks.rabbitmq_ways import BINARY, KOMBU, OFF, ON, RAW, STORE
 from benchmarks.results import show
 
-#: By store and way.
-Values = Mapping[tuple[str, str], Sequence[float]]
+#: By way.
+Values = Mapping[str, Sequence[float]]
 LATENESS_MS = 50
 
 _RATES = {other: f"rate: {OFF} / {other}" for other in (RAW, BINARY, KOMBU)}
@@ -37,8 +37,7 @@ class Aim:
 
 
 AIMS = (
-    Aim(name=_RATES[RAW], value=0.5, store="classic"),
-    Aim(name=_RATES[RAW], value=0.37, store="quorum"),
+    Aim(name=_RATES[RAW], value=0.37),
     Aim(name=_RATES[BINARY], value=1.7),
     Aim(name=_RATES[KOMBU], value=15),
     Aim(name=_CPU, value=0.6, most=True),
@@ -49,10 +48,9 @@ AIMS = (
 
 def add_ratios(results: Results, *, rates: Values, cpu: Values) -> None:
     """Add the ratios that are aimed at, each with its spread over the repeats."""
-    for store in dict.fromkeys(store for store, _ in rates):
-        for other, name in _RATES.items():
-            results.add(store, name, _ratios(rates, store, other), "times")
-        results.add(store, _CPU, _ratios(cpu, store, BINARY), "times")
+    for other, name in _RATES.items():
+        results.add(STORE, name, _ratios(rates, other), "times")
+    results.add(STORE, _CPU, _ratios(cpu, BINARY), "times")
 
 
 def table(measurements: Sequence[Measurement]) -> str:
@@ -68,8 +66,8 @@ def table(measurements: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
-def _ratios(values: Values, store: str, other: str) -> list[float]:
-    return [mine / its for mine, its in zip(values[(store, OFF)], values[(store, other)], strict=True)]
+def _ratios(values: Values, other: str) -> list[float]:
+    return [mine / its for mine, its in zip(values[OFF], values[other], strict=True)]
 
 
 def _fine(value: float) -> str:

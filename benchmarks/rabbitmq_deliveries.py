@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from multiprocessing import get_context
 from statistics import mean
 
@@ -22,7 +21,7 @@ from benchmarks.databases import PAYLOAD_BYTES
 from benchmarks.lateness import PERCENTILES
 from benchmarks.measuring import Results, expect, percentile, say
 from benchmarks.rabbitmq_node import Node
-from benchmarks.rabbitmq_ways import BINARY, OFF, ON, Way, Ways
+from benchmarks.rabbitmq_ways import BINARY, OFF, ON, STORE, Way, Ways
 
 SLOW, FAST = 500, 2000
 #: How often the producer publishes what has come together.
@@ -54,34 +53,34 @@ class Life:
 
 
 def measure(
-    node: Node, stores: dict[str, Ways], results: Results, *, seconds: float, repeats: int, idle_share: float
-) -> dict[tuple[str, str], list[float]]:
-    """Run all ladders in turn at the slow rate and ours once at the fast one; return CPU times by store and way."""
+    node: Node, ways: Ways, results: Results, *, seconds: float, repeats: int, idle_share: float
+) -> dict[str, list[float]]:
+    """Run all ladders in turn at the slow rate and ours once at the fast one; return CPU times by way."""
     plan = [*repeats * [(OFF, SLOW), (ON, SLOW), (BINARY, SLOW)], (ON, FAST)]
-    found: dict[tuple[str, str, int], list[Life]] = {}
+    found: dict[tuple[str, int], list[Life]] = {}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as consumer:
         consumer.submit(int).result()
-        for (way_name, rate), store in product(plan, stores):
-            say(f"deliver: {store}, {way_name}, {rate} messages/s for {seconds:g} s")
-            life = _run(node, consumer, stores[store][way_name], rate=rate, seconds=seconds, idle_share=idle_share)
-            found.setdefault((store, way_name, rate), []).append(life)
-    for (store, way_name, rate), lives in found.items():
-        _add_lateness(results, store, f"{way_name}, {rate}/s", lives)
-    slow = {(store, way_name): lives for (store, way_name, rate), lives in found.items() if rate == SLOW}
-    cpu = {key: [life.cpu_us for life in lives] for key, lives in slow.items()}
-    for (store, way_name), values in cpu.items():
-        base = {} if way_name == BINARY else {"ratio_to": f"whole life, {BINARY}", "base": cpu[(store, BINARY)]}
-        results.add(store, f"whole life, {way_name}", values, "us/message", **base)
-    for (store, way_name), lives in slow.items():
-        results.add(store, f"hops, {way_name}", [life.hops for life in lives], "hops/message")
+        for name, rate in plan:
+            say(f"deliver: {name}, {rate} messages/s for {seconds:g} s")
+            life = _run(node, consumer, ways[name], rate=rate, seconds=seconds, idle_share=idle_share)
+            found.setdefault((name, rate), []).append(life)
+    for (name, rate), lives in found.items():
+        _add_lateness(results, f"{name}, {rate}/s", lives)
+    slow = {name: lives for (name, rate), lives in found.items() if rate == SLOW}
+    cpu = {name: [life.cpu_us for life in lives] for name, lives in slow.items()}
+    for name, values in cpu.items():
+        base = {} if name == BINARY else {"ratio_to": f"whole life, {BINARY}", "base": cpu[BINARY]}
+        results.add(STORE, f"whole life, {name}", values, "us/message", **base)
+    for name, lives in slow.items():
+        results.add(STORE, f"hops, {name}", [life.hops for life in lives], "hops/message")
     return cpu
 
 
-def _add_lateness(results: Results, store: str, name: str, lives: Sequence[Life]) -> None:
+def _add_lateness(results: Results, name: str, lives: Sequence[Life]) -> None:
     for label, share in PERCENTILES.items():
-        results.add(store, f"{name}, {label}", [percentile(life.lateness_ms, share) for life in lives], "ms")
-    results.add(store, f"{name}, achieved", [life.rate for life in lives], "published/s")
-    results.samples[(store, name)] = [value for life in lives for value in life.lateness_ms]
+        results.add(STORE, f"{name}, {label}", [percentile(life.lateness_ms, share) for life in lives], "ms")
+    results.add(STORE, f"{name}, achieved", [life.rate for life in lives], "published/s")
+    results.samples[(STORE, name)] = [value for life in lives for value in life.lateness_ms]
 
 
 def _run(node: Node, consumer: Executor, way: Way, *, rate: int, seconds: float, idle_share: float) -> Life:
@@ -94,7 +93,8 @@ def _run(node: Node, consumer: Executor, way: Way, *, rate: int, seconds: float,
     used = node.cpu_seconds - before - idle_share * (time.monotonic() - begin)
     expect(f"messages that arrived, {way.name}", len(arrivals), messages)
     paths = [way.ladder.path(arrival.deliver_at - arrival.published_at) for arrival in arrivals]
-    expect(f"rests, {way.name}", sum(arrival.rests for arrival in arrivals), sum(map(len, paths)))
+    rests = sum(len(path) + way.relays for path in paths)
+    expect(f"rests, {way.name}", sum(arrival.rests for arrival in arrivals), rests)
     if way.name != BINARY:
         expect("messages that were early", sum(arrival.at < arrival.deliver_at for arrival in arrivals), 0)
     return Life(

@@ -12,7 +12,7 @@ from airflow_delay_provider.domain.message import Message
 from benchmarks.databases import PAYLOAD_BYTES
 from benchmarks.measuring import Results, rate, say
 from benchmarks.rabbitmq_node import Node
-from benchmarks.rabbitmq_ways import KOMBU, RAW, Way, Ways
+from benchmarks.rabbitmq_ways import KOMBU, RAW, STORE, Way, Ways
 
 #: Messages a call; up to 1000 of them wait for their confirmation at a time.
 BATCH = 5000
@@ -24,33 +24,28 @@ WARM_UP = 100
 
 
 def measure(
-    node: Node, stores: dict[str, Ways], results: Results, *, messages: int, kombu_messages: int, repeats: int
-) -> dict[tuple[str, str], list[float]]:
-    """Publish with every way in turn, and return all rates by store and way."""
-    for ways in stores.values():
-        for way in ways:
-            _publish(node, way, WARM_UP)
-            ways.empty(way, expected=WARM_UP)
-    rates: dict[tuple[str, str], list[float]] = {}
-    cpu: dict[tuple[str, str], list[float]] = {}
+    node: Node, ways: Ways, results: Results, *, messages: int, kombu_messages: int, repeats: int
+) -> dict[str, list[float]]:
+    """Publish with every way in turn, and return all rates by way."""
+    for way in ways:
+        _publish(node, way, WARM_UP)
+        ways.empty(way, expected=WARM_UP)
+    rates: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
     for repeat in range(repeats):
         say(f"publish: {messages} messages each way, repeat {repeat + 1}/{repeats}")
-        for store, ways in stores.items():
-            for way in ways:
-                n = kombu_messages if way.name == KOMBU else messages
-                found, used = _publish(node, way, n)
-                ways.empty(way, expected=n)
-                rates.setdefault((store, way.name), []).append(found)
-                cpu.setdefault((store, way.name), []).append(used)
-    for (store, way_name), values in rates.items():
-        results.add(store, way_name, values, "messages/s", **_base(rates, store, way_name))
-    for (store, way_name), values in cpu.items():
-        results.add(store, f"publish, {way_name}", values, "us/message")
+        for way in ways:
+            n = kombu_messages if way.name == KOMBU else messages
+            found, used = _publish(node, way, n)
+            ways.empty(way, expected=n)
+            rates.setdefault(way.name, []).append(found)
+            cpu.setdefault(way.name, []).append(used)
+    for name, values in rates.items():
+        base = {} if name == RAW else {"ratio_to": RAW, "base": rates[RAW]}
+        results.add(STORE, name, values, "messages/s", **base)
+    for name, values in cpu.items():
+        results.add(STORE, f"publish, {name}", values, "us/message")
     return rates
-
-
-def _base(rates: dict[tuple[str, str], list[float]], store: str, way_name: str) -> dict[str, object]:
-    return {} if way_name == RAW else {"ratio_to": RAW, "base": rates[(store, RAW)]}
 
 
 def _publish(node: Node, way: Way, n: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The ways to get messages into RabbitMQ that are compared, each to a queue of its own."""
+"""The ways to get messages into RabbitMQ that are compared, each to a quorum queue of its own."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from airflow_delay_provider.brokers.rabbitmq import declaring, wire
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.publishing import Prepare, Publisher
 from airflow_delay_provider.brokers.rabbitmq.session import Session
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from airflow_delay_provider.domain.clock import SystemClock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from airflow_delay_provider.domain.message import Message
 from benchmarks.binary_ladder import BinaryLadder
 from benchmarks.measuring import expect
 from tests.rabbits import config_of
+
+#: The type of all queues, and what the results call the place where messages are kept.
+STORE = "quorum"
 
 RAW = "raw publish"
 RAW_HEADERS = "raw publish with our headers"
@@ -49,10 +51,12 @@ class Way:
     waits_in: Sequence[str]
     #: None where nothing is delayed.
     ladder: Ladder | None = None
+    #: Queues behind the ladder that pass a message on at once, which the broker counts as rests, too.
+    relays: int = 0
 
 
 class Ways:
-    """All ways on queues of one type."""
+    """All ways on one broker."""
 
     def __init__(self, session: Session, ways: Sequence[Way]) -> None:
         self._session = session
@@ -72,35 +76,35 @@ class Ways:
 
 
 @contextmanager
-def open_ways(url: str, queue_type: QueueType) -> Iterator[Ways]:
+def open_ways(url: str) -> Iterator[Ways]:
     """Declare everything; nothing is declared while something is measured."""
     with ExitStack() as stack:
         ours = {
-            name: stack.enter_context(RabbitMQBroker(config_of(url, queue_type=queue_type.value, journal=journal)))
+            name: stack.enter_context(RabbitMQBroker(config_of(url, journal=journal)))
             for name, journal in ((OFF, False), (ON, True))
         }
         session = Session.open(ours[OFF].config)
         stack.callback(session.close)
         for name in _NAMES:
-            declaring.declare_queue(session, ours[OFF].topology, _channel(name, queue_type))
+            declaring.declare_queue(session, _channel(name))
         connection = stack.enter_context(kombu.Connection(url, transport_options={"confirm_publish": True}))
         ways = [
-            _raw(session, RAW, _minimal(_channel(RAW, queue_type)), queue_type),
-            _raw(session, RAW_HEADERS, _with_our_headers(_channel(RAW_HEADERS, queue_type)), queue_type),
-            *(_ours(broker, name, queue_type) for name, broker in ours.items()),
-            _binary(session, queue_type),
-            _kombu(connection, queue_type),
+            _raw(session, RAW, _minimal(_channel(RAW))),
+            _raw(session, RAW_HEADERS, _with_our_headers(_channel(RAW_HEADERS))),
+            *(_ours(broker, name) for name, broker in ours.items()),
+            _binary(session),
+            _kombu(connection),
         ]
         yield Ways(session, ways)
 
 
-def _channel(way: str, queue_type: QueueType) -> str:
-    return f"bench.{queue_type}.{_NAMES[way]}"
+def _channel(way: str) -> str:
+    return f"bench.{_NAMES[way]}"
 
 
-def _raw(session: Session, name: str, prepare: Prepare, queue_type: QueueType) -> Way:
+def _raw(session: Session, name: str, prepare: Prepare) -> Way:
     publisher = Publisher(session)
-    channel = _channel(name, queue_type)
+    channel = _channel(name)
     return Way(
         name=name,
         channel=channel,
@@ -119,20 +123,21 @@ def _with_our_headers(queue: str) -> Prepare:
     return lambda message: ("", queue, wire.write_properties(message, now=clock.now()))
 
 
-def _ours(broker: RabbitMQBroker, name: str, queue_type: QueueType) -> Way:
-    broker.create_topology([_channel(name, queue_type)])
+def _ours(broker: RabbitMQBroker, name: str) -> Way:
+    broker.create_topology([_channel(name)])
     return Way(
         name=name,
-        channel=_channel(name, queue_type),
+        channel=_channel(name),
         publish=broker.schedule,
         waits_in=[rung.name for rung in broker.topology.rungs()],
         ladder=broker.topology.ladder,
+        relays=1,
     )
 
 
-def _binary(session: Session, queue_type: QueueType) -> Way:
-    binary, clock, publisher = BinaryLadder(queue_type=queue_type), SystemClock(), Publisher(session)
-    channel = _channel(BINARY, queue_type)
+def _binary(session: Session) -> Way:
+    binary, clock, publisher = BinaryLadder(), SystemClock(), Publisher(session)
+    channel = _channel(BINARY)
     declaring.declare(session, binary)  # type: ignore[arg-type] - it has all that is asked of a topology
     with declaring.calls(session) as amqp:
         amqp.ask("queue_bind", queue=channel, exchange=binary.level(-1), routing_key=binary.exit_key(channel))
@@ -151,12 +156,12 @@ def _binary(session: Session, queue_type: QueueType) -> Way:
     )
 
 
-def _kombu(connection: kombu.Connection, queue_type: QueueType) -> Way:
+def _kombu(connection: kombu.Connection) -> Way:
     """As Celery uses it: at the top level, and each message is confirmed before the next one leaves."""
-    prefix, channel, clock = f"bench_{queue_type}", _channel(KOMBU, queue_type), SystemClock()
-    declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type.value, prefix)
+    prefix, channel, clock = "bench", _channel(KOMBU), SystemClock()
+    declare_native_delayed_delivery_exchanges_and_queues(connection, STORE, prefix)
     exchange = kombu.Exchange(f"{prefix}_exchange", type="topic")
-    queue = kombu.Queue(channel, exchange, routing_key=channel, queue_arguments={"x-queue-type": queue_type.value})
+    queue = kombu.Queue(channel, exchange, routing_key=channel, queue_arguments={"x-queue-type": STORE})
     queue(connection.default_channel).declare()
     bind_queue_to_native_delayed_delivery_exchange(connection, queue, prefix)
     producer = kombu.Producer(connection.default_channel)

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
 from benchmarks import kafka as kafka_benchmark
 from benchmarks import kafka_aims, kafka_buckets, kafka_dispatch, kafka_schedule, kafka_writes, rabbitmq_aims
@@ -144,8 +142,7 @@ def test_a_tiny_run_on_rabbitmq_measures_everything_and_finds_all_counts_right(t
         "rabbitmq_rates.png",
     ]
     measurements = read_csv(tmp_path / "rabbitmq.csv")
-    names = {kind: [m.name for m in measurements if m.store == kind] for kind in QueueType}
-    assert names[QueueType.CLASSIC] == names[QueueType.QUORUM] != []
+    assert {m.store for m in measurements} == {"quorum"}
     assert all(m.value == 1 for m in measurements if m.unit == "hops/message")
     tables = rabbitmq_tables(measurements, read_machine(tmp_path / "rabbitmq_machine.json"))
     assert "| quorum | hops, ours, journal off | 1.0 |" in fill(DOCUMENT.read_text(), tables)
@@ -155,9 +152,8 @@ def test_a_run_on_rabbitmq_that_loses_messages_fails(
     tmp_path: Path, own_vhost: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.rabbitmq_ways.Publisher.publish", lambda *_: None)
-    one_store = replace(TINY_RABBITMQ, stores=(QueueType.CLASSIC,))
 
-    assert rabbitmq_benchmark.main(["--results", str(tmp_path)], sizes=one_store) == 1
+    assert rabbitmq_benchmark.main(["--results", str(tmp_path)], sizes=TINY_RABBITMQ) == 1
 
     assert "error: messages that wait, raw publish: found 0, wanted 100" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -166,13 +162,13 @@ def test_a_run_on_rabbitmq_that_loses_messages_fails(
 @pytest.mark.parametrize(
     ("delay_ms", "exchange", "bits"),
     [
-        (1, "bench.binary.quorum.0", "1"),
-        (20_000, "bench.binary.quorum.4", "1.0.1.0.0"),
-        (20_001, "bench.binary.quorum.4", "1.0.1.0.1"),
+        (1, "bench.binary.0", "1"),
+        (20_000, "bench.binary.4", "1.0.1.0.0"),
+        (20_001, "bench.binary.4", "1.0.1.0.1"),
     ],
 )
 def test_the_binary_ladder_is_entered_at_the_highest_bit(delay_ms: int, exchange: str, bits: str) -> None:
-    binary = BinaryLadder(queue_type=QueueType.QUORUM)
+    binary = BinaryLadder()
     levels = len(list(binary.queues()))
 
     assert binary.route("invoices", delay_ms) == (exchange, f"{'0.' * (levels - len(bits) // 2 - 1)}{bits}.invoices")
@@ -183,8 +179,8 @@ def test_the_binary_ladder_is_entered_at_the_highest_bit(delay_ms: int, exchange
 
 def test_an_aim_is_met_or_it_is_said_that_it_is_not() -> None:
     results = Results()
-    rates = {("quorum", OFF): [40.0], ("quorum", RAW): [100.0], ("quorum", BINARY): [25.0], ("quorum", KOMBU): [2.0]}
-    rabbitmq_aims.add_ratios(results, rates=rates, cpu={("quorum", OFF): [7.0], ("quorum", BINARY): [10.0]})
+    rates = {OFF: [40.0], RAW: [100.0], BINARY: [25.0], KOMBU: [2.0]}
+    rabbitmq_aims.add_ratios(results, rates=rates, cpu={OFF: [7.0], BINARY: [10.0]})
 
     assert rabbitmq_aims.table(results.measurements).splitlines()[2:] == [
         "| quorum | rate: ours, journal off / raw publish | >= 0.37 | 0.40 | 0.40 - 0.40 | times | yes |",
