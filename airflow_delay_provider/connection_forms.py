@@ -64,13 +64,6 @@ _RABBITMQ = {
             default="broker",
         ),
         "ledger_url": _LEDGER_URL,
-        "queue_type": _field(
-            "string",
-            "Queue type",
-            "quorum keeps messages when the broker dies; classic needs less CPU and may lose some.",
-            enum=["quorum", "classic"],
-            default="quorum",
-        ),
         "tick": _field(
             "number", "Tick (seconds)", "Delays are rounded up to it; empty is 1 second.", exclusiveMinimum=0
         ),

@@ -64,7 +64,7 @@ def rabbitmq_version(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=["rabbitmq3-quorum", "rabbitmq3-classic", "rabbitmq4-quorum"])
 def queue_type(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The type of the queues of a ladder: the default on each version of RabbitMQ, the other one on the oldest."""
+    """The type of the queues that messages are sent to: quorum on each version of RabbitMQ, classic on the oldest."""
     from tests.rabbits import under_test
 
     version, _, kind = request.param.partition("-")

@@ -1,7 +1,8 @@
 """The RabbitMQ under test, and fresh names on it.
 
 Tests run on the oldest version that is supported. Those that may tell versions apart run on each of them: they, and the
-fixtures that they share, ask for the fixture ``rabbitmq_version``, or ``queue_type`` for ladders of both types.
+fixtures that they share, ask for the fixture ``rabbitmq_version``, or ``queue_type`` for
+queues of both types.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def now_ms() -> int:
 def publish(args: argparse.Namespace) -> None:
     """Publish at an even pace; what is not confirmed is published again, with the same id and due time."""
     source = random.Random(args.seed)
-    settings = {"queue_type": args.type, "tick": args.tick, "management_url": args.management_url}
+    settings = {"tick": args.tick, "management_url": args.management_url}
     config = config_of(args.url, **settings, confirm_timeout=CONFIRM_SECONDS)
     started = time.monotonic()
     with RabbitMQBroker(config) as broker, args.log.open("w") as log:
@@ -128,7 +128,6 @@ def main() -> None:
     parser.add_argument("--management-url", default="")
     parser.add_argument("--channel", required=True)
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--type", default="quorum")
     parser.add_argument("--tick", type=float, default=1.0)
     parser.add_argument("--messages", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0)

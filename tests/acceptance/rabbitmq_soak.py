@@ -23,7 +23,7 @@ from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE, Topolog
 from airflow_delay_provider.domain.journal import FROM_THE_START
 from tests.acceptance.rabbitmq_clients import now_ms
 from tests.acceptance.rabbitmq_positions import Positions, find_positions, parked_ids
-from tests.rabbits import config_of, declare_queue
+from tests.rabbits import VERSIONS, config_of, declare_queue
 from tests.servers.cutting_proxy import CuttingProxy
 from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
 
@@ -41,7 +41,7 @@ class Soak:
     """What is done."""
 
     messages: int
-    queue_type: str = "quorum"
+    version: str = "rabbitmq3"
     kills: int = 3
     #: How long the publisher takes if nothing stops it.
     seconds: float = 60
@@ -153,7 +153,7 @@ class Figures:
 
 def soak(work: Soak, run_dir: Path) -> Figures:
     """Do it on a private node."""
-    node = RabbitMQ(advanced="" if work.default_timeout else SOON_DEAD_LETTERED_AGAIN)
+    node = VERSIONS[work.version](advanced="" if work.default_timeout else SOON_DEAD_LETTERED_AGAIN)
     node.start(run_dir)
     try:
         return _soak(work, node, run_dir)
@@ -164,13 +164,13 @@ def soak(work: Soak, run_dir: Path) -> Figures:
 def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
     figures, source = Figures(), random.Random(work.seed)
     # Before the ladder, whose creation lasts until all that was declared before outlives a killed broker.
-    declare_queue(node.url, CHANNEL, **{"x-queue-type": work.queue_type})
-    with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
+    declare_queue(node.url, CHANNEL, **{"x-queue-type": "quorum"})
+    with RabbitMQBroker(config_of(node.url, tick=work.tick)) as broker:
         broker.create_topology()
         prefix = f"{broker.topology.prefix}."
     published, arrived = run_dir / "published", run_dir / "arrived"
     publish = (
-        *("publish", "--log", str(published), "--type", work.queue_type, "--tick", str(work.tick)),
+        *("publish", "--log", str(published), "--tick", str(work.tick)),
         *("--messages", str(work.messages), "--seconds", str(work.seconds), "--seed", str(work.seed)),
         *("--shortest", str(work.shortest), "--longest", str(work.longest)),
         *(("--management-url", node.management_url) if work.wake else ()),
@@ -189,7 +189,7 @@ def _soak(work: Soak, node: RabbitMQ, run_dir: Path) -> Figures:
         if figures.missing or figures.left_behind:
             figures.positions = find_positions(node)
         if figures.missing:
-            with RabbitMQBroker(config_of(node.url, queue_type=work.queue_type, tick=work.tick)) as broker:
+            with RabbitMQBroker(config_of(node.url, tick=work.tick)) as broker:
                 figures.last_seen = find_missing(figures, broker, parked_ids(node, UNROUTABLE))
     return figures
 
@@ -322,7 +322,7 @@ def count_messages(node: RabbitMQ, prefix: str) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--type", choices=["quorum", "classic"], default="quorum")
+    parser.add_argument("--version", choices=list(VERSIONS), default="rabbitmq3")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--longest", type=float, default=60)
@@ -334,7 +334,7 @@ def main() -> None:
     args = parser.parse_args()
     work = Soak(
         messages=args.messages,
-        queue_type=args.type,
+        version=args.version,
         kills=args.kills,
         seconds=args.seconds,
         longest=args.longest,
@@ -345,7 +345,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(prefix="delay-soak-") as folder:
         figures = soak(work, Path(folder))
-    print(f"{args.type}, {args.messages} messages\n{figures}")
+    print(f"{args.version}, {args.messages} messages\n{figures}")
     sys.exit(0 if figures.is_good else 1)
 
 

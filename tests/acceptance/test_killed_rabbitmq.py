@@ -27,10 +27,20 @@ wait_for = partial(component.wait_for, seconds=60, interval=0.1)
 
 
 def test_a_broker_killed_again_and_again_loses_nothing_that_it_confirmed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, rabbitmq_version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A44, B61, C11, C14, D11, D12"""
-    work = Soak(messages=5_000, kills=2, seconds=15, longest=15, cut_every=2, down=(0, 2), seed=3, tell=lambda _: None)
+    work = Soak(
+        messages=5_000,
+        version=rabbitmq_version,
+        kills=2,
+        seconds=15,
+        longest=15,
+        cut_every=2,
+        down=(0, 2),
+        seed=3,
+        tell=lambda _: None,
+    )
     figures = soak(work, tmp_path)
     with capsys.disabled():
         print(f"\n{figures}")
@@ -69,7 +79,7 @@ def test_messages_that_rest_in_idle_queues_while_the_broker_dies_arrive_neverthe
     """A44, C11, C14, D12: around the kill nothing is published, moved or consumed."""
     with private_node(tmp_path) as node:
         declare_queue(node.url, CHANNEL, **{"x-queue-type": queue_type})
-        config = config_of(node.url, queue_type=queue_type, tick=TICK)
+        config = config_of(node.url, tick=TICK)
         with RabbitMQBroker(config) as broker:
             prefix = f"{broker.create_topology([CHANNEL])}."
             messages = [

@@ -20,7 +20,7 @@ class RabbitMQHarness(BrokerHarness):
     abilities = Abilities(recall=False, knows_ids=False, visibility=False)
 
     def __init__(self, url: str, queue_type: str) -> None:
-        self.config = config_of(url, queue_type=queue_type, tick=0.1)
+        self.config = config_of(url, tick=0.1)
         self.queue_type = queue_type
         self._preparing = pika.BlockingConnection(pika.URLParameters(f"{url}?heartbeat=0"))
         self._channel = self._preparing.channel()

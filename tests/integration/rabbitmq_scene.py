@@ -45,7 +45,7 @@ class Scene:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self.url = url
-        self.settings = {"queue_type": "quorum", "tick": 0.1, **settings}
+        self.settings = {"tick": 0.1, **settings}
         self.broker = self.open()
         self.topology = self.broker.topology
         self.broker.create_topology()

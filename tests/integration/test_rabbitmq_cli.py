@@ -16,7 +16,6 @@ import pytest
 from airflow_delay_provider.brokers.rabbitmq.topology import (
     JOURNAL,
     UNROUTABLE,
-    QueueType,
     Topology,
 )
 from tests.rabbits import connection_of, fresh_vhost, manage, require_management
@@ -77,7 +76,7 @@ def test_a_ladder_is_created_verified_and_deleted(delay: CommandLine, vhost_url:
     assert names_in(vhost_url, "exchanges") == {each.name for each in TOPOLOGY.exchanges()} | {TOPOLOGY.ready}
     assert delay.document("topology", "delete", *CONN, "--yes")["deleted"] is True
     assert names_in(vhost_url, "queues") == {JOURNAL, UNROUTABLE, TOPOLOGY.parking}
-    assert names_in(vhost_url, "exchanges") == {JOURNAL, TOPOLOGY.unrouted, TOPOLOGY.aside, TOPOLOGY.parked_told}
+    assert names_in(vhost_url, "exchanges") == TOPOLOGY.shared - {UNROUTABLE, TOPOLOGY.parking}
 
 
 def test_messages_that_wait_keep_a_ladder_from_being_deleted(delay: CommandLine, vhost_url: str) -> None:
@@ -178,13 +177,12 @@ def test_messages_without_a_route_are_a_problem(delay: CommandLine, vhost_url: s
 def test_advice_is_no_problem(
     delay: CommandLine, vhost_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    define(monkeypatch, vhost_url, queue_type="classic", journal_max_age="1D")
-    assert delay.document("topology", "create", *CONN)["topology"] == "delay.v1.classic.60000ms.relayed"
+    define(monkeypatch, vhost_url, journal_max_age="1D")
+    assert delay.document("topology", "create", *CONN)["topology"] == "delay.v1.ladder.60000ms"
     [unseen] = findings(delay, "problem")
     assert "because that cannot be seen without management_url" in unseen
-    unlooked, classic = findings(delay, "advice")
+    [unlooked] = findings(delay, "advice")
     assert unlooked.startswith("bindings, policies and queues that stand still were not checked; set management_url")
-    assert classic.startswith("queue_type is classic: a broker that dies may lose messages")
     # Another ladder writes to the same journal and keeps it as it is.
     define(monkeypatch, vhost_url, journal_max_age="2D")
     assert delay("topology", "create", *CONN).code == 0
@@ -198,12 +196,12 @@ def test_every_kind_of_ladder_is_accepted_by_the_server(
     delay: CommandLine, vhost_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3, C6: the longest holds of these ticks are close to the longest that RabbitMQ takes."""
-    for settings in ({"queue_type": "classic", "tick": 0.001}, {"tick": 20.051, "journal": False}):
+    for settings in ({"tick": 0.001}, {"tick": 20.051, "journal": False}):
         connection = connection_of(vhost_url, **settings)
         monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection))
         assert delay("topology", "create", *CONN).code == 0
         assert [each for each in findings(delay, "problem") if "without management_url" not in each] == []
-    ladder = Topology(queue_type=QueueType.QUORUM, tick_ms=20_051, journal=False)
+    ladder = Topology(tick_ms=20_051, journal=False)
     assert ladder.prefix in {name.partition(".rung")[0] for name in names_in(vhost_url, "queues")}
 
 

@@ -38,8 +38,8 @@ from tests.servers.rabbitmq import RabbitMQ
 
 
 @pytest.fixture
-def scene(queue_type: str) -> Iterator[Scene]:
-    with fresh_vhost() as url, Scene(url, queue_type=queue_type) as opened:
+def scene(rabbitmq_version: str) -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url) as opened:
         yield opened
 
 

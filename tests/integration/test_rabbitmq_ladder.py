@@ -37,8 +37,8 @@ THREE_YEARS = timedelta(days=3 * 365)
 
 
 @pytest.fixture(scope="module")
-def scene(queue_type: str) -> Iterator[Scene]:
-    with fresh_vhost() as url, Scene(url, queue_type=queue_type) as opened:
+def scene(rabbitmq_version: str) -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url) as opened:
         yield opened
 
 

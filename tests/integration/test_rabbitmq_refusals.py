@@ -47,12 +47,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
         yield started
 
 
-@pytest.fixture(params=["quorum", "classic"])
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with (
-        fresh_vhost() as url,
-        Scene(url, queue_type=request.param, management_url=require_management()) as opened,
-    ):
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url, management_url=require_management()) as opened:
         yield opened
 
 
@@ -89,9 +86,8 @@ def sensor_of(scene: Scene, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     return MessageDispatchedSensor(task_id="wait", message_ids=ids, delay_conn_id="rabbit")
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(node: RabbitMQ, queue_type: str):
-    with Scene(node.url, queue_type=queue_type) as scene:
+def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(node: RabbitMQ):
+    with Scene(node.url) as scene:
         full, healthy, now = full_queue(scene, most=300), scene.queue(), datetime.now(UTC)
         scene.broker.check_channels([full, healthy])
 

@@ -50,9 +50,9 @@ on_each_version = pytest.mark.usefixtures("rabbitmq_version")
 
 
 @pytest.fixture(scope="module")
-def scene(queue_type: str) -> Iterator[Scene]:
+def scene(rabbitmq_version: str) -> Iterator[Scene]:
     """A ladder that an administrator has made, with the way to three channels."""
-    with fresh_vhost() as url, Scene(url, queue_type=queue_type) as opened:
+    with fresh_vhost() as url, Scene(url) as opened:
         for name in ("orders", "orders.dead", "private"):
             opened.queue(name)
         with opened.amqp() as amqp:
@@ -92,7 +92,7 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
             ("", topology.relay("orders")),
             (topology.level(0), topology.route("orders", 100)[1]),
             (JOURNAL, ""),
-            (topology.unrouted, ""),
+            (topology.alternate, ""),
             ("", "orders"),
             ("", topology.rung(100)),
         ):
@@ -218,14 +218,14 @@ def test_the_journal_of_a_new_ladder_can_be_read_before_anything_was_scheduled()
         assert waiter.find_outcomes(["m1"], since=start) == {}
 
 
-def test_an_administrator_of_the_ladder_needs_no_more_than_its_names_and_the_channels(queue_type: str) -> None:
+def test_an_administrator_of_the_ladder_needs_no_more_than_its_names_and_the_channels(rabbitmq_version: str) -> None:
     own = {"configure": LADDER, "read": LADDER, "write": rf"{LADDER}|^(orders|events)$"}
     with fresh_vhost() as url, user(url, **own) as restricted:
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
             connection.channel().queue_declare("orders", durable=True)
             connection.channel().queue_declare("private", durable=True)
             connection.channel().exchange_declare("events", "topic", durable=True)
-        with RabbitMQBroker(config_of(restricted, tick=60, queue_type=queue_type)) as broker:
+        with RabbitMQBroker(config_of(restricted, tick=60)) as broker:
             broker.create_topology(["orders", "events:order.created"])
             assert problems(broker) == []
             broker.check_channels(["orders"])
@@ -311,7 +311,7 @@ def test_the_connection_form_shows_what_is_wrong(
             "is created with" if rabbitmq_version == "rabbitmq3" else r"cannot be seen by user 'user-\w+', who has no"
         )
         assert works
-        assert re.search(f"the ladder delay.v1.quorum.1000ms.relayed {state}", text)
+        assert re.search(f"the ladder delay.v1.ladder.1000ms {state}", text)
     else:
         assert not works
         assert re.search(problem, text)
@@ -327,7 +327,7 @@ def test_a_connection_that_works_is_told_with_the_server_and_the_ladder(monkeypa
         hook.close()
     assert works
     assert "RabbitMQ 3." in text or "RabbitMQ 4." in text
-    assert text.endswith("the ladder delay.v1.quorum.1000ms.relayed is created with the first message")
+    assert text.endswith("the ladder delay.v1.ladder.1000ms is created with the first message")
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def files(certificate: Path, key: Path) -> dict[str, str]:
 
 def test_a_connection_over_tls_schedules_and_receives(tls_port: tuple[int, int], authority: Authority) -> None:
     port, plain_port = tls_port
-    settings = {"ca_file": str(authority.file), "server_name": "rabbit.internal", "tick": 0.1, "queue_type": "classic"}
+    settings = {"ca_file": str(authority.file), "server_name": "rabbit.internal", "tick": 0.1}
     settings |= files(*authority.issue("airflow"))
     with Scene(f"amqp://guest:guest@127.0.0.1:{port}/%2F", **settings) as scene:
         assert scene.broker.config.tls is not None

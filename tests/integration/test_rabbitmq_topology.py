@@ -122,28 +122,27 @@ def test_a_ladder_on_which_messages_wait_is_deleted_only_by_force(scene: Scene):
     assert problems(scene) == []
 
 
-def test_ladders_of_other_ticks_and_types_stand_side_by_side(url: str):
+def test_ladders_of_other_ticks_stand_side_by_side(url: str):
     """C5, C6"""
     with (
         Scene(url, tick=0.1) as one,
         Scene(url, tick=0.5) as two,
-        Scene(url, tick=0.1, queue_type="classic") as three,
-        Scene(url, tick=0.1, journal=False) as four,
+        Scene(url, tick=0.1, journal=False) as three,
     ):
-        scenes = [one, two, three, four]
-        assert len({scene.topology.prefix for scene in scenes}) == 4
+        scenes = [one, two, three]
+        assert len({scene.topology.prefix for scene in scenes}) == 3
         channel = one.queue()
         messages = [scene.message(channel, after=0.7) for scene in scenes]
         for scene, message in zip(scenes, messages, strict=True):
             scene.broker.schedule([message])
-        assert ids_of(one.collect(channel, 4)) == ids_of(messages)
+        assert ids_of(one.collect(channel, 3)) == ids_of(messages)
         # One journal tells of all that keep one.
         wait_for(
             lambda: (
                 set(one.broker.find_outcomes([each.id for each in messages], since=""))
-                == {each.id for each in messages[:3]}
+                == {each.id for each in messages[:2]}
             ),
-            what="three outcomes",
+            what="two outcomes",
         )
         two.broker.delete_topology(even_if_messages_wait=True)
         more = one.message(channel, after=0.2)

@@ -214,7 +214,7 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
             if is_exchange(channel):
                 raise
             # Nobody should have to prepare for failures: otherwise a poison message comes again and again.
-            declaring.declare_queue(self._link.session_with_ladder(), self.topology, channel)
+            declaring.declare_queue(self._link.session_with_ladder(), channel)
         self._repost(delivery, delivery.message, timedelta(0), Change.DEAD_LETTERED, reason, channel=channel)
 
     def _repost(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pika
 
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType, Topology
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from airflow_delay_provider.brokers.settings import read_flag, read_number
 from airflow_delay_provider.exceptions import ConfigurationError
 
@@ -138,11 +138,6 @@ def _read_tls(settings: Mapping[str, Any]) -> TlsConfig | None:
 
 def _read_topology(settings: Mapping[str, Any]) -> Topology:
     given: dict[str, Any] = {"journal": read_flag(settings, "journal", default=True)}
-    kind = settings.get("queue_type") or QueueType.QUORUM
-    try:
-        given["queue_type"] = QueueType(kind)
-    except ValueError:
-        raise ConfigurationError(f"queue_type: {kind!r} is unknown; use one of {', '.join(QueueType)}") from None
     if namespace := settings.get("prefix"):
         given["namespace"] = str(namespace)
     if (tick := read_number(settings, "tick")) is not None:

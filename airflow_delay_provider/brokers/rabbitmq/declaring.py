@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pika import exceptions as pika_errors
@@ -51,8 +51,8 @@ def declare(session: Session, topology: Topology) -> None:
         is_new = not is_declared(session, topology)
         for exchange in topology.exchanges():
             channel.tell("exchange_declare", **_exchange_arguments(exchange))
-        # Ladders share these two, whatever age the journal was given, and however the parking was made.
-        kept = [name for name in (topology.journal_name, topology.unroutable) if exists(session, Queue(name=name))]
+        # Whatever age the journal was given, and however the parking was made.
+        kept = [queue.name for queue in topology.queues() if queue.name in topology.shared and exists(session, queue)]
         for queue in topology.queues():
             if queue.name not in kept:
                 channel.tell("queue_declare", **_queue_arguments(queue))
@@ -75,6 +75,17 @@ def is_declared(session: Session, topology: Topology) -> bool | None:
     """
     is_ready = exists(session, Exchange(name=topology.ready, kind="fanout"))
     return is_ready if is_ready is not None else exists(session, Exchange(name=topology.entry(None), kind="fanout"))
+
+
+def declare_while_up(session: Session, topology: Topology) -> None:
+    """Declare what a broker has lost since it was started; without a ladder, or the permission, nothing is done."""
+    if not is_declared(session, topology):
+        return
+    exchange, binding = topology.while_up()
+    with suppress(PermissionDeniedError), calls(session) as channel:
+        _declare_exchange(channel, exchange)
+        method, arguments = _binding_call(binding)
+        channel.ask(method, **arguments)
 
 
 def is_begun(session: Session, topology: Topology) -> bool | None:
@@ -109,11 +120,10 @@ def bind_channel(session: Session, topology: Topology, channel: str) -> None:
             raise
 
 
-def declare_queue(session: Session, topology: Topology, name: str) -> None:
-    """Create a durable queue of the ladder's type, for channels that are this package's own."""
+def declare_queue(session: Session, name: str) -> None:
+    """Create a durable queue, for channels that are this package's own."""
     with calls(session) as amqp:
-        queue = Queue(name=name, arguments={"x-queue-type": topology.queue_type.value})
-        _declare_lasting_queue(session, amqp, queue)
+        _declare_lasting_queue(session, amqp, Queue(name=name, arguments={"x-queue-type": "quorum"}))
 
 
 def message_count(session: Session, queue: str) -> int:
@@ -257,7 +267,7 @@ def _exchange_arguments(exchange: Exchange) -> dict[str, Any]:
     return {
         "exchange": exchange.name,
         "exchange_type": exchange.kind,
-        "durable": True,
+        "durable": exchange.durable,
         "arguments": dict(exchange.arguments),
     }
 

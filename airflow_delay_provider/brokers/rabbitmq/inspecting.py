@@ -11,7 +11,7 @@ from airflow_delay_provider.brokers.rabbitmq import declaring, probe
 from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError
 from airflow_delay_provider.brokers.rabbitmq.management import applied, held_messages, list_all
 from airflow_delay_provider.brokers.rabbitmq.relays import count_held
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType, Topology
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from airflow_delay_provider.exceptions import UnknownChannelError
 
 if TYPE_CHECKING:
@@ -54,13 +54,7 @@ def verify(session: Session, topology: Topology) -> Iterator[Finding]:
         yield from _find_by_management(session, topology)
         yield from _find_standing(session, topology)
         yield from _find_refused(session)
-    if topology.queue_type is QueueType.CLASSIC:
-        yield _advice(
-            "queue_type is classic: a broker that dies may lose messages that it is moving at that moment;"
-            " quorum keeps them"
-        )
-    else:
-        yield from find_late_retry(session)
+    yield from find_late_retry(session)
 
 
 def _find_standing(session: Session, topology: Topology) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_delay_provider.brokers.rabbitmq import declaring
 from airflow_delay_provider.brokers.rabbitmq.management import list_queues
 from airflow_delay_provider.brokers.rabbitmq.relays import TOTALS_LAG
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType, Topology
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from airflow_delay_provider.exceptions import MessagesWaitError, UnknownChannelError
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ def delete(session: Session, topology: Topology, *, even_if_messages_wait: bool 
     rungs = [rung.name for rung in topology.rungs() if declaring.exists(session, rung)]
     if rungs and not even_if_messages_wait:
         _refuse(topology, _count(session, topology))
-        if topology.queue_type is QueueType.QUORUM:
-            _require_countable(session, topology)
-            _close(session, topology)
-            try:
-                _require_empty_for_long_enough(session, topology)
-            except BaseException:
-                declaring.declare(session, topology)
-                raise
+        _require_countable(session, topology)
+        _close(session, topology)
+        try:
+            _require_empty_for_long_enough(session, topology)
+        except BaseException:
+            declaring.declare(session, topology)
+            raise
     _close(session, topology)
     with declaring.calls(session) as channel:
         for exchange in reversed(list(topology.exchanges())):

@@ -16,8 +16,8 @@ is tried again; the rungs, and other channels, never wait for it::
     relay of a queue ──> dispatch ──> exit ──> the queue            arrival ──> dispatch ──> exit ──> relay ──> exchange
                             └──> told ──> feed ──> journal                         └──> told ──> feed ──> journal
 
-    what has no route ──> unrouted ──> parking ──> aside ──> unroutable
-                                                     └──> unrouted.told ──> journal
+    what has no route ──> alternate ──> parking ──> aside ──> unroutable
+                                                      └──> aside.told ──> journal
 
 So the journal's record of a dispatch is written by the publish that goes to the queue. An exchange may route nowhere,
 and then the journal would be the only one to have the message; so its relay comes after the record.
@@ -26,11 +26,17 @@ Nothing on the way of messages dead-letters into the journal, which is a stream:
 dead-letters into, so rungs and relays would stand still whenever the stream does not answer. The feed, a queue, takes
 the record at once and waits for them.
 
-Nowhere may the journal or the parking be the only way of a message. The door parks what comes for a rung that was
-deleted. A broker that starts brings back its bindings, some at a time, in the order of their sources' names, while its
-queues pass messages on already. So what leads on is named to come first (``aside``, ``climb``), and ``told`` and
-``unrouted`` to come last, with all the entries in between: a message that moves on too soon finds no way at all, and
-stays where it is.
+Up to RabbitMQ 3.13 a broker that starts brings back its bindings, several at a time and in the order of their sources'
+names, while its queues pass messages on already. A message that finds no route stays where it is and is tried again. A
+message that finds a part of its routes does harm: it goes to the journal alone and is lost, or to the parking although
+its channel is there. Three rules prevent that (ADR 17):
+
+- Names count from the end of the way (``1.exit`` ... ``5.level``), and what leads aside comes before all ladders. So
+  everything behind a message is back before the message can get there.
+- Where one publish leads to a message's next place and to a record of it, both are bound twice. So one binding that
+  comes back late changes nothing.
+- Levels and the arrival park by an exchange that is not durable, which clients declare when they connect. A starting
+  broker does not have it, and accepts connections only when all bindings are back.
 """
 
 from __future__ import annotations
@@ -38,7 +44,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +52,10 @@ from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessage
 
 _VERSION = "v1"
 _ASIDE = "aside"
+#: A word between digits and channel, so that a channel can be matched exactly in two ways.
+_TO = "to"
+#: The keys of a route that is bound twice; a fanout exchange does not look at them.
+_TWICE = ("", "again")
 #: What the names of ladders begin with that are nobody's own.
 DEFAULT_NAMESPACE = "delay"
 #: Without dots, so that a permission on all names of one namespace reaches no name of another.
@@ -68,20 +77,13 @@ LONGEST_HOLD_MS = 315_360_000_000 - GUARD_MS
 MAX_NAME_BYTES = 255
 
 
-class QueueType(StrEnum):
-    """How the queues of a ladder are kept."""
-
-    CLASSIC = "classic"
-    #: Replicated, and the next queue confirms a message before this one lets go of it.
-    QUORUM = "quorum"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """An exchange to declare; all are durable."""
+    """An exchange to declare."""
 
     name: str
     kind: str
+    durable: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,13 +107,12 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """All objects of one ladder. Ladders of other ticks and types have other names and stand side by side.
+    """All objects of one ladder. Ladders of other ticks have other names and stand side by side.
 
     Those of one namespace share a journal and a parking. Ladders of two namespaces share nothing, and none leads to a
     channel that was prepared for the other.
     """
 
-    queue_type: QueueType = QueueType.QUORUM
     tick_ms: int = 1000
     #: What all names begin with: the tenant whose ladder it is.
     namespace: str = DEFAULT_NAMESPACE
@@ -119,7 +120,7 @@ class Topology:
     journal: bool = True
     #: How long the journal is kept, such as ``7D``; a change applies to new journals only.
     journal_max_age: str = "7D"
-    #: Most messages in one queue of the ladder, above which publishing is refused; quorum only.
+    #: Most messages in one queue of the ladder, above which publishing is refused.
     max_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -129,11 +130,6 @@ class Topology:
             raise ConfigurationError(
                 f"prefix: {self.namespace!r} is not a prefix of names; use up to 40 letters, digits, - and _, not amq,"
                 " which is RabbitMQ's own"
-            )
-        if self.max_length is not None and self.queue_type is QueueType.CLASSIC:
-            raise ConfigurationError(
-                "max_length: a classic queue drops what is dead-lettered into it while it is full, so messages would be"
-                " lost; use queue_type=quorum, or limit the broker's disk instead"
             )
 
     @cached_property
@@ -170,35 +166,40 @@ class Topology:
         return f"{self.root}.unroutable"
 
     @cached_property
-    def unrouted(self) -> str:
-        """The alternate exchange of all others."""
-        return f"{self.root}.unrouted"
+    def alternate(self) -> str:
+        """The alternate exchange of doors and of the exit."""
+        return f"{self.root}.alternate"
+
+    @cached_property
+    def alternate_while_up(self) -> str:
+        """The alternate exchange of levels and of the arrival, which no broker has until a client has connected."""
+        return f"{self.alternate}.while-up"
 
     @cached_property
     def parking(self) -> str:
-        """The queue behind it, from which the journal is told what is parked."""
+        """The queue behind both, from which the journal is told what is parked."""
         return f"{self.root}.parking"
 
     @cached_property
     def aside(self) -> str:
-        """The exchange to which the parking leads; before all ladders by its name."""
+        """The exchange to which the parking leads."""
         return f"{self.root}.{_ASIDE}"
 
     @cached_property
     def parked_told(self) -> str:
-        """The exchange through which the journal is told what is parked; behind all ladders by its name."""
-        return f"{self.unrouted}.told"
+        """The exchange through which the journal is told what is parked."""
+        return f"{self.aside}.told"
 
     @cached_property
     def shared(self) -> frozenset[str]:
         """What the ladders of a namespace share, which stays when one of them is deleted."""
-        own = (self.journal_name, self.unroutable, self.unrouted, self.parking, self.aside, self.parked_told)
-        return frozenset(own)
+        alternates = (self.alternate, self.alternate_while_up)
+        return frozenset((self.journal_name, self.unroutable, *alternates, self.parking, self.aside, self.parked_told))
 
     @cached_property
     def prefix(self) -> str:
-        """What all names of this ladder begin with; ladders without ``relayed`` had no relays of queues."""
-        return f"{self.root}.{self.queue_type}.{self.tick_ms}ms.relayed{'' if self.journal else '.unjournaled'}"
+        """What all names of this ladder begin with."""
+        return f"{self.root}.ladder.{self.tick_ms}ms{'' if self.journal else '.unjournaled'}"
 
     def entry(self, hold_ms: int | None) -> str:
         """Return the exchange to publish to when the first rest is ``hold_ms``; None is no delay at all."""
@@ -210,7 +211,7 @@ class Topology:
 
     def level(self, level: int) -> str:
         """Return the exchange that reads the digit of ``level``."""
-        return f"{self.prefix}.climb.level.{level}"
+        return f"{self.prefix}.5.level.{level}"
 
     @cached_property
     def ready(self) -> str:
@@ -220,22 +221,22 @@ class Topology:
     @cached_property
     def arrival(self) -> str:
         """The exchange behind the last level, at which channels are bound."""
-        return f"{self.prefix}.climb.arrival"
+        return f"{self.prefix}.4.arrival"
 
     @cached_property
     def dispatch(self) -> str:
         """The exchange to which the relays of queues pass on, and through which the journal is told."""
-        return f"{self.prefix}.climb.dispatch"
+        return f"{self.prefix}.2.dispatch"
 
     @cached_property
     def exit(self) -> str:
         """The exchange at which the queues of channels are bound, and the relays of exchanges."""
-        return f"{self.prefix}.climb.exit"
+        return f"{self.prefix}.1.exit"
 
     @cached_property
     def told(self) -> str:
-        """The exchange through which the journal is told of dispatches; the last of all names, see above."""
-        return f"{self.prefix}.told"
+        """The exchange through which the journal is told of dispatches."""
+        return f"{self.prefix}.3.told"
 
     @cached_property
     def feed(self) -> str:
@@ -261,7 +262,7 @@ class Topology:
         if delay_ms > self.max_delay_ms:
             raise ValueError(f"{delay_ms} ms is more than the ladder can hold ({self.max_delay_ms} ms)")
         digits = _digits(self.ladder.round_up(delay_ms) // self.tick_ms) if delay_ms > 0 else ""
-        return self._entries[digits[:1], len(digits)], f"{'.'.join(digits.rjust(self.levels, '0'))}.{channel}"
+        return self._entries[digits[:1], len(digits)], f"{'.'.join(digits.rjust(self.levels, '0'))}.{_TO}.{channel}"
 
     @cached_property
     def _entries(self) -> dict[tuple[str, int], str]:
@@ -272,13 +273,14 @@ class Topology:
             entries[digits[0], len(digits)] = self.entry(hold_ms)
         return entries
 
-    def exit_key(self, channel: str) -> str:
-        """Return the key by which a channel is bound: any digits, and exactly this channel."""
-        return f"{'*.' * self.levels}{channel}"
+    def channel_keys(self, channel: str) -> tuple[str, str]:
+        """Return two keys by which a channel can be bound, each for any digits and exactly this channel."""
+        digits = "*." * self.levels
+        return f"{digits}{_TO}.{channel}", f"{digits}*.{channel}"
 
     def require_fitting(self, channel: str) -> str:
         """Return the channel or refuse one whose name does not fit into a routing key beside the digits."""
-        most = MAX_NAME_BYTES - max(2 * self.levels, len(self.relay("")))
+        most = MAX_NAME_BYTES - max(2 * self.levels + len(f"{_TO}."), len(self.relay("")))
         if len(channel.encode()) > most:
             raise InvalidMessageError(
                 "channel", f"{channel!r} is too long for RabbitMQ", f"use at most {most} characters"
@@ -289,24 +291,31 @@ class Topology:
 
     def exchanges(self) -> Iterator[Exchange]:
         """Return all exchanges but the last one, ``ready``."""
-        parks = {"alternate-exchange": self.unrouted}
-        yield Exchange(name=self.unrouted, kind="fanout")
+        parks = {"alternate-exchange": self.alternate}
+        parks_while_up = {"alternate-exchange": self.alternate_while_up}
+        yield Exchange(name=self.alternate, kind="fanout")
+        yield self.while_up()[0]
         yield Exchange(name=self.aside, kind="fanout")
         if self.journal:
             yield Exchange(name=self.journal_name, kind="fanout")
             yield Exchange(name=self.parked_told, kind="fanout")
         yield Exchange(name=self.exit, kind="topic", arguments=parks)
-        yield Exchange(name=self.arrival, kind="topic", arguments=parks)
         yield Exchange(name=self.dispatch, kind="fanout")
         if self.journal:
             yield Exchange(name=self.told, kind="fanout")
+        yield Exchange(name=self.arrival, kind="topic", arguments=parks_while_up)
         for level in range(self.levels):
-            yield Exchange(name=self.level(level), kind="topic", arguments=parks)
+            yield Exchange(name=self.level(level), kind="topic", arguments=parks_while_up)
         for hold_ms in self.ladder.holds_ms:
             yield Exchange(name=self.door(hold_ms), kind="fanout", arguments=parks)
             if self.journal:
                 yield Exchange(name=self.entry(hold_ms), kind="fanout")
         yield Exchange(name=self.entry(None), kind="fanout")
+
+    def while_up(self) -> tuple[Exchange, Binding]:
+        """Return what each client declares when it connects."""
+        exchange = Exchange(name=self.alternate_while_up, kind="fanout", durable=False)
+        return exchange, Binding(source=exchange.name, destination=self.parking)
 
     def queues(self) -> Iterator[Queue]:
         """Return all queues but the relays."""
@@ -314,17 +323,18 @@ class Topology:
         yield _passing_on(self.parking, exchange=self.aside)
         if self.journal:
             yield Queue(name=self.journal_name, arguments={"x-queue-type": "stream", "x-max-age": self.journal_max_age})
-            # A quorum queue in any ladder: what a classic queue dead-letters does not reach a stream.
             yield _passing_on(self.feed, exchange=self.journal_name)
         yield from self.rungs()
 
     def rungs(self) -> Iterator[Queue]:
         """Return the queues in which messages rest."""
+        limit = {} if self.max_length is None else {"x-max-length": self.max_length}
         for hold_ms in self.ladder.holds_ms:
             level = self._level_of(hold_ms)
             yield Queue(
                 name=self.rung(hold_ms),
-                arguments=self._kept_by_type()
+                arguments=AT_LEAST_ONCE
+                | limit
                 | {
                     "x-message-ttl": hold_ms + GUARD_MS,
                     "x-dead-letter-exchange": self.level(level - 1) if level else self.arrival,
@@ -333,8 +343,14 @@ class Topology:
 
     def bindings(self) -> Iterator[Binding]:
         """Return all bindings but those of channels."""
-        yield Binding(source=self.unrouted, destination=self.parking)
-        yield Binding(source=self.aside, destination=self.unroutable)
+        yield self.while_up()[1]
+        for key in _TWICE:
+            yield Binding(source=self.alternate, destination=self.parking, key=key)
+            yield Binding(source=self.aside, destination=self.unroutable, key=key)
+            yield Binding(source=self.dispatch, destination=self.exit, key=key, to_exchange=True)
+            if self.journal:
+                yield Binding(source=self.dispatch, destination=self.told, key=key, to_exchange=True)
+                yield Binding(source=self.told, destination=self.feed, key=key)
         for hold_ms in self.ladder.holds_ms:
             level = self._level_of(hold_ms)
             digit = hold_ms // (self.tick_ms * RADIX**level)
@@ -349,11 +365,8 @@ class Topology:
             yield Binding(
                 source=self.level(level), destination=onward, key=self._digit_key(level, "0"), to_exchange=True
             )
-        for source in (self.dispatch, self.entry(None)):
-            yield Binding(source=source, destination=self.exit, to_exchange=True)
+        yield Binding(source=self.entry(None), destination=self.exit, to_exchange=True)
         if self.journal:
-            yield Binding(source=self.dispatch, destination=self.told, to_exchange=True)
-            yield Binding(source=self.told, destination=self.feed)
             yield Binding(source=self.aside, destination=self.parked_told, to_exchange=True)
             for source in (self.journal_name, self.parked_told, *self._entries.values()):
                 yield Binding(source=source, destination=self.journal_name)
@@ -362,31 +375,26 @@ class Topology:
         """Return the relay of a channel. It passes on to a queue under the routing key of the ladder, to
         ``exchange:routing.key`` under its own.
 
-        Always a quorum queue: it keeps what the destination does not take, without holding up other channels.
+        It keeps what the destination does not take, without holding up other channels.
         """
         if not is_exchange(channel):
             return _passing_on(self.relay(channel), exchange=self.dispatch)
         exchange, _, key = channel.partition(":")
         return _passing_on(self.relay(channel), exchange=exchange, key=key)
 
-    def channel_bindings(self, channel: str) -> tuple[Binding, Binding]:
+    def channel_bindings(self, channel: str) -> tuple[Binding, ...]:
         """Return the way to a channel, from its end: a message that comes in between is parked, and nowhere else."""
-        key, relay = self.exit_key(channel), self.relay(channel)
-        if is_exchange(channel):
-            return (
-                Binding(source=self.exit, destination=relay, key=key),
-                Binding(source=self.arrival, destination=self.dispatch, key=key, to_exchange=True),
-            )
+        keys, relay = self.channel_keys(channel), self.relay(channel)
+        to_relay = not is_exchange(channel)
         return (
-            Binding(source=self.exit, destination=channel, key=key),
-            Binding(source=self.arrival, destination=relay, key=key),
+            *(Binding(source=self.exit, destination=channel if to_relay else relay, key=key) for key in keys),
+            Binding(
+                source=self.arrival,
+                destination=relay if to_relay else self.dispatch,
+                key=keys[0],
+                to_exchange=not to_relay,
+            ),
         )
-
-    def _kept_by_type(self) -> dict[str, Any]:
-        if self.queue_type is QueueType.CLASSIC:
-            return {"x-queue-type": "classic"}
-        limit = {} if self.max_length is None else {"x-max-length": self.max_length}
-        return AT_LEAST_ONCE | limit
 
     def _level_of(self, hold_ms: int) -> int:
         return len(_digits(hold_ms // self.tick_ms)) - 1

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig, TlsConfig
-from airflow_delay_provider.brokers.rabbitmq.topology import QueueType
 from airflow_delay_provider.exceptions import ConfigurationError
 
 SECRET = "s3cret-passw0rd"
@@ -22,7 +21,7 @@ def test_an_empty_connection_is_the_broker_of_this_machine() -> None:
     given = config()
     assert (given.hosts, given.vhost, given.login, given.tls) == ((("localhost", 5672),), "/", "guest", None)
     topology = given.topology
-    assert (topology.queue_type, topology.tick_ms, topology.journal) == (QueueType.QUORUM, 1000, True)
+    assert (topology.tick_ms, topology.journal) == (1000, True)
     assert (topology.journal_max_age, topology.max_length) == ("7D", None)
 
 
@@ -38,7 +37,7 @@ def test_empty_fields_of_a_form_are_fields_that_are_not_given() -> None:
         "key_file",
         "server_name",
     )
-    names += ("prefix", "queue_type", "tick", "max_length", "journal", "journal_max_age", "management_url")
+    names += ("prefix", "tick", "max_length", "journal", "journal_max_age", "management_url")
     assert config(dict.fromkeys(names, ""), host="", vhost="", login="", password="") == config()
     assert config(dict.fromkeys(names)) == config()
 
@@ -87,7 +86,6 @@ def test_settings_are_read_as_text_and_as_values() -> None:
         assert given.topology.journal_max_age == "12h"
         (parameters,) = given.parameters()
         assert (parameters.heartbeat, parameters.socket_timeout, parameters.blocked_connection_timeout) == (30, 2.5, 5)
-    assert config({"queue_type": "classic"}).topology.queue_type is QueueType.CLASSIC
     assert config({"prefix": "shop"}).topology.root == "shop.v1"
 
 
@@ -106,9 +104,6 @@ def test_settings_are_read_as_text_and_as_values() -> None:
         ({"prefix": 7.5}, r"prefix: '7.5' is not a prefix of names"),
         ({"max_length": 0}, r"max_length: 0 is not a number from 1"),
         ({"max_length": [1]}, r"max_length: \[1\] is not a number from 1"),
-        ({"max_length": 5, "queue_type": "classic"}, r"max_length: a classic queue drops"),
-        ({"queue_type": "lazy"}, r"queue_type: 'lazy' is unknown; use one of classic, quorum"),
-        ({"queue_type": ["quorum"]}, r"queue_type: \['quorum'\] is unknown"),
         ({"journal": "perhaps"}, r"journal: 'perhaps' is neither true nor false; correct the connection's extra"),
         ({"ssl": 2}, r"ssl: 2 is neither true nor false"),
         ({"journal_max_age": "7"}, r"journal_max_age: '7' is not an age; use for example 7D, 12h or 30m"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -15,22 +16,18 @@ from airflow_delay_provider.brokers.rabbitmq.topology import (
     MAX_NAME_BYTES,
     UNROUTABLE,
     Binding,
-    QueueType,
     Topology,
 )
 from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
 from tests.unit.brokers.rabbitmq.simulated import SimulatedBroker, matches
 
-QUORUM = Topology()
-CLASSIC = Topology(queue_type=QueueType.CLASSIC)
+LADDER = Topology()
 TICKS_MS = (1, 100, 1_000, 60_000)
 #: Names that could be taken for one another, or for digits.
 CHANNELS = ("orders", "eu.orders", "orders.eu", "0.orders", "orders.0", "0", "events:order.created", "events:")
 THREE_YEARS_MS = 3 * 366 * 86_400_000
 
-TOPOLOGIES = {
-    f"{kind}-{tick_ms}ms": Topology(queue_type=kind, tick_ms=tick_ms) for kind in QueueType for tick_ms in TICKS_MS
-}
+TOPOLOGIES = {f"{tick_ms}ms": Topology(tick_ms=tick_ms) for tick_ms in TICKS_MS}
 BROKERS = {name: SimulatedBroker(topology, CHANNELS) for name, topology in TOPOLOGIES.items()}
 
 
@@ -62,26 +59,27 @@ def test_the_simulated_topic_exchange_matches_as_the_real_one(pattern: str, key:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (QUORUM.prefix, "delay.v1.quorum.1000ms.relayed"),
-        (CLASSIC.prefix, "delay.v1.classic.1000ms.relayed"),
-        (Topology(tick_ms=50, journal=False).prefix, "delay.v1.quorum.50ms.relayed.unjournaled"),
-        (QUORUM.entry(3_000), "delay.v1.quorum.1000ms.relayed.entry.3000ms"),
-        (QUORUM.door(3_000), "delay.v1.quorum.1000ms.relayed.door.3000ms"),
-        (QUORUM.entry(None), "delay.v1.quorum.1000ms.relayed.entry.now"),
-        (QUORUM.level(0), "delay.v1.quorum.1000ms.relayed.climb.level.0"),
-        (QUORUM.rung(16_000), "delay.v1.quorum.1000ms.relayed.rung.16000ms"),
-        (QUORUM.arrival, "delay.v1.quorum.1000ms.relayed.climb.arrival"),
-        (QUORUM.dispatch, "delay.v1.quorum.1000ms.relayed.climb.dispatch"),
-        (QUORUM.exit, "delay.v1.quorum.1000ms.relayed.climb.exit"),
-        (QUORUM.told, "delay.v1.quorum.1000ms.relayed.told"),
-        (QUORUM.ready, "delay.v1.quorum.1000ms.relayed.ready"),
-        (CLASSIC.feed, "delay.v1.classic.1000ms.relayed.feed"),
-        (QUORUM.relay("events:order.created"), "delay.v1.quorum.1000ms.relayed.relay.events:order.created"),
-        (QUORUM.exit_key("eu.orders"), "*.*.*.*.*.*.*.eu.orders"),
+        (LADDER.prefix, "delay.v1.ladder.1000ms"),
+        (Topology(tick_ms=50, journal=False).prefix, "delay.v1.ladder.50ms.unjournaled"),
+        (LADDER.entry(3_000), "delay.v1.ladder.1000ms.entry.3000ms"),
+        (LADDER.door(3_000), "delay.v1.ladder.1000ms.door.3000ms"),
+        (LADDER.entry(None), "delay.v1.ladder.1000ms.entry.now"),
+        (LADDER.level(0), "delay.v1.ladder.1000ms.5.level.0"),
+        (LADDER.rung(16_000), "delay.v1.ladder.1000ms.rung.16000ms"),
+        (LADDER.arrival, "delay.v1.ladder.1000ms.4.arrival"),
+        (LADDER.dispatch, "delay.v1.ladder.1000ms.2.dispatch"),
+        (LADDER.exit, "delay.v1.ladder.1000ms.1.exit"),
+        (LADDER.told, "delay.v1.ladder.1000ms.3.told"),
+        (LADDER.ready, "delay.v1.ladder.1000ms.ready"),
+        (LADDER.feed, "delay.v1.ladder.1000ms.feed"),
+        (LADDER.relay("events:order.created"), "delay.v1.ladder.1000ms.relay.events:order.created"),
+        (LADDER.channel_keys("eu.orders")[0], "*.*.*.*.*.*.*.to.eu.orders"),
+        (LADDER.channel_keys("eu.orders")[1], "*.*.*.*.*.*.*.*.eu.orders"),
         (JOURNAL, "delay.v1.journal"),
         (UNROUTABLE, "delay.v1.unroutable"),
-        (QUORUM.unrouted, "delay.v1.unrouted"),
-        (QUORUM.parking, "delay.v1.parking"),
+        (LADDER.alternate, "delay.v1.alternate"),
+        (LADDER.alternate_while_up, "delay.v1.alternate.while-up"),
+        (LADDER.parking, "delay.v1.parking"),
     ],
 )
 def test_names_are_computed_and_carry_a_version(name: str, expected: str) -> None:
@@ -91,21 +89,21 @@ def test_names_are_computed_and_carry_a_version(name: str, expected: str) -> Non
 @pytest.mark.parametrize(
     ("delay_ms", "entry", "key"),
     [
-        (-1, "now", "0.0.0.0.0.0.0.orders"),
-        (0, "now", "0.0.0.0.0.0.0.orders"),
-        (1, "1000ms", "0.0.0.0.0.0.1.orders"),
-        (1_000, "1000ms", "0.0.0.0.0.0.1.orders"),
-        (1_001, "2000ms", "0.0.0.0.0.0.2.orders"),
-        (266_000, "256000ms", "0.0.0.0.1.0.a.orders"),
-        (86_400_000, "65536000ms", "0.0.1.5.1.8.0.orders"),
-        (268_435_455_000, "251658240000ms", "f.f.f.f.f.f.f.orders"),
+        (-1, "now", "0.0.0.0.0.0.0.to.orders"),
+        (0, "now", "0.0.0.0.0.0.0.to.orders"),
+        (1, "1000ms", "0.0.0.0.0.0.1.to.orders"),
+        (1_000, "1000ms", "0.0.0.0.0.0.1.to.orders"),
+        (1_001, "2000ms", "0.0.0.0.0.0.2.to.orders"),
+        (266_000, "256000ms", "0.0.0.0.1.0.a.to.orders"),
+        (86_400_000, "65536000ms", "0.0.1.5.1.8.0.to.orders"),
+        (268_435_455_000, "251658240000ms", "f.f.f.f.f.f.f.to.orders"),
     ],
 )
 def test_a_delay_is_written_in_digits_and_enters_at_the_first_that_is_not_zero(
     delay_ms: int, entry: str, key: str
 ) -> None:
     """C7: the digits still to come are what remains of the delay."""
-    assert QUORUM.route("orders", delay_ms) == (f"delay.v1.quorum.1000ms.relayed.entry.{entry}", key)
+    assert LADDER.route("orders", delay_ms) == (f"delay.v1.ladder.1000ms.entry.{entry}", key)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
@@ -116,11 +114,11 @@ def test_a_delay_that_the_ladder_cannot_hold_is_refused(topology: Topology) -> N
 
 
 def test_ladders_of_other_kinds_share_only_the_journal_and_the_parking() -> None:
-    several = [QUORUM, CLASSIC, Topology(tick_ms=100), Topology(journal=False), Topology(tick_ms=100, journal=False)]
+    several = [LADDER, Topology(tick_ms=100), Topology(journal=False), Topology(tick_ms=100, journal=False)]
     for one in several:
         for other in several:
             if one is not other:
-                assert names_of(one) & names_of(other) <= QUORUM.shared
+                assert names_of(one) & names_of(other) <= LADDER.shared
 
 
 def test_ladders_of_two_namespaces_share_nothing_and_no_permission_on_one_reaches_the_other() -> None:
@@ -156,7 +154,7 @@ def test_names_and_keys_fit_into_amqp(topology: Topology) -> None:
             fitting = fitting[1:]
     assert len(fitting) >= 200
     _, key = topology.route(fitting, topology.max_delay_ms)
-    names = [*names_of(topology), topology.relay(fitting), topology.exit_key(fitting), key]
+    names = [*names_of(topology), topology.relay(fitting), *topology.channel_keys(fitting), key]
     assert max(len(name.encode()) for name in names) <= MAX_NAME_BYTES
 
 
@@ -214,9 +212,9 @@ def test_the_longest_delay_arrives(name: str) -> None:
 @pytest.mark.parametrize("delay_ms", [0, 1, 266_000])
 def test_a_channel_that_is_not_bound_leads_to_the_unroutable_queue_and_the_journal_hears_of_it(delay_ms: int) -> None:
     """C12: what has no route is kept and seen; the second record is that of the parking, none is one of a dispatch."""
-    journey = BROKERS["quorum-1000ms"].publish(*QUORUM.route("unknown", delay_ms))
+    journey = BROKERS["1000ms"].publish(*LADDER.route("unknown", delay_ms))
     assert journey.ends == Counter({UNROUTABLE: 1, JOURNAL: 2})
-    assert QUORUM.dispatch not in journey.passed
+    assert LADDER.dispatch not in journey.passed
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -263,10 +261,10 @@ def test_no_rung_waits_for_the_journal(topology: Topology) -> None:
 # -- what the broker accepts ---------------------------------------------------------------------------------------
 
 
-@given(st.sampled_from(QueueType), st.integers(1, 3_600_000))
-def test_every_hold_is_one_that_rabbitmq_accepts(kind: QueueType, tick_ms: int) -> None:
+@given(st.integers(1, 3_600_000))
+def test_every_hold_is_one_that_rabbitmq_accepts(tick_ms: int) -> None:
     """C3, E2: ten years of 365 days is the most that RabbitMQ takes; one millisecond more is refused."""
-    topology = Topology(queue_type=kind, tick_ms=tick_ms)
+    topology = Topology(tick_ms=tick_ms)
     times_ms = [rung.arguments["x-message-ttl"] for rung in topology.rungs()]
     assert times_ms == sorted(set(times_ms))
     assert times_ms[-1] <= 10 * 365 * 86_400_000
@@ -281,28 +279,22 @@ def test_every_tick_up_to_a_second_holds_three_years_and_more() -> None:
 def test_no_plugin_is_needed(topology: Topology) -> None:
     """C12: every exchange and queue is of a kind that each RabbitMQ has."""
     assert {exchange.kind for exchange in topology.exchanges()} <= {"topic", "fanout"}
-    assert {queue.arguments["x-queue-type"] for queue in topology.queues()} <= {"quorum", "classic", "stream"}
+    assert {queue.arguments["x-queue-type"] for queue in topology.queues()} <= {"quorum", "stream"}
 
 
-def test_a_quorum_ladder_lets_go_only_of_what_the_next_queue_has() -> None:
+def test_a_ladder_lets_go_only_of_what_the_next_queue_has() -> None:
     """C11: at least once, which needs that full queues refuse instead of dropping."""
-    relays = [each.relay_queue(channel) for each in (QUORUM, CLASSIC) for channel in ("orders", "events:x")]
-    for rung in (*QUORUM.rungs(), *relays):
+    relays = [LADDER.relay_queue(channel) for channel in ("orders", "events:x")]
+    for rung in (*LADDER.rungs(), *relays):
         assert rung.arguments["x-dead-letter-strategy"] == "at-least-once"
         assert rung.arguments["x-overflow"] == "reject-publish"
 
 
-def test_a_limit_is_put_on_every_rung_of_a_quorum_ladder() -> None:
+def test_a_limit_is_put_on_every_rung() -> None:
     """C11"""
-    limited = replace(QUORUM, max_length=5)
+    limited = replace(LADDER, max_length=5)
     assert {rung.arguments["x-max-length"] for rung in limited.rungs()} == {5}
-    assert not any("x-max-length" in rung.arguments for rung in QUORUM.rungs())
-
-
-def test_a_limit_on_a_classic_ladder_is_refused_because_it_loses_messages() -> None:
-    """C11"""
-    with pytest.raises(ConfigurationError, match=r"max_length: a classic queue drops.*use queue_type=quorum"):
-        Topology(queue_type=QueueType.CLASSIC, max_length=5)
+    assert not any("x-max-length" in rung.arguments for rung in LADDER.rungs())
 
 
 @pytest.mark.parametrize("tick_ms", [0, -1, 3_600_001])
@@ -315,38 +307,83 @@ def test_bindings_name_only_what_is_declared() -> None:
     for topology in TOPOLOGIES.values():
         exchanges = {each.name for each in topology.exchanges()}
         queues = {each.name for each in topology.queues()}
-        for binding in topology.bindings():
+        bindings = list(topology.bindings())
+        for binding in bindings:
             assert binding.source in exchanges
             assert binding.destination in (exchanges if binding.to_exchange else queues)
+        bindings += (each for channel in ("orders", "events:x") for each in topology.channel_bindings(channel))
+        assert len(set(bindings)) == len(bindings), "a broker keeps one of two that are the same"
 
 
 # -- while the broker starts ---------------------------------------------------------------------------------------
 
-#: Bindings that a starting broker may have brought back before one in front of them: it works on some at a time.
-AHEAD = 64
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
+@pytest.mark.parametrize("channel", ["orders", "events:x"])
+def test_a_message_that_leaves_a_rung_while_bindings_come_back_goes_where_it_should_or_nowhere(
+    topology: Topology, channel: str
+) -> None:
+    """C11, C14, D12: with its record, and never to the parking."""
+    broker = SimulatedBroker(topology, [channel])
+    onward = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()}
+    keys = {topology.route(channel, delay_ms)[1] for delay_ms in (1, topology.max_delay_ms)}
+    for exchange, key in product(onward, keys):
+        expected = broker.route(exchange, key)
+        for reached, state in routes_while_starting(broker, topology, exchange, key):
+            assert reached in (set(), expected), f"{exchange} leads {key} to {reached} with {state}"
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
-def test_a_message_that_moves_on_while_bindings_come_back_goes_nowhere_or_where_it_should(topology: Topology) -> None:
-    """C11, C14, D12: they come back in the order of their sources; the journal or the parking alone would be a loss."""
-    channels = ["orders", "events:x"]
-    broker = SimulatedBroker(topology, channels)
-    bindings = sorted((each for some in broker.bindings.values() for each in some), key=_order_of_recovery)
-    passing_on = [*topology.rungs(), topology.relay_queue("orders")]
-    onward = {queue.arguments["x-dead-letter-exchange"] for queue in passing_on}
-    keys = [topology.route(channel, delay_ms)[1] for delay_ms in (1, topology.max_delay_ms) for channel in channels]
-    for late in range(len(bindings)):
-        back = [*bindings[:late], *bindings[late + 1 : late + 1 + AHEAD]]
-        broker.bindings = defaultdict(list)
-        for binding in back:
-            broker.bindings[binding.source].append(binding)
-        for exchange, key in product(onward, keys):
-            reached = broker.route(exchange, key)
-            aside = {JOURNAL, topology.parking, UNROUTABLE, topology.feed}
-            assert not reached or reached - aside, f"{exchange} leads {key} to {reached} without {bindings[late]}"
-        # What is parked may be told to the journal only together with being kept.
-        reached = broker.route(topology.aside, keys[0])
-        assert not reached or UNROUTABLE in reached, f"parked messages reach {reached} without {bindings[late]}"
+def test_a_message_that_leaves_a_relay_while_bindings_come_back_is_not_taken_for_dispatched(topology: Topology) -> None:
+    """C11, C14, D12: the record alone would be a loss."""
+    _, key = topology.route("orders", 1)
+    broker = SimulatedBroker(topology, ["orders"])
+    for reached, state in routes_while_starting(broker, topology, topology.dispatch, key):
+        assert not reached or reached in ({"orders"}, {"orders", topology.feed}), f"{reached} with {state}"
+    broker.delete_queue("orders")
+    for reached, state in routes_while_starting(broker, topology, topology.dispatch, key):
+        assert not reached or topology.parking in reached, f"{reached} with {state}"
+
+
+def test_a_message_that_is_parked_while_bindings_come_back_is_kept() -> None:
+    broker = SimulatedBroker(LADDER)
+    for reached, state in routes_while_starting(broker, LADDER, LADDER.aside, ""):
+        assert not reached or UNROUTABLE in reached, f"{reached} with {state}"
+
+
+def routes_while_starting(
+    broker: SimulatedBroker, topology: Topology, exchange: str, key: str
+) -> Iterator[tuple[set[str], str]]:
+    """Route a message at every moment of a start: bindings come back in order, and any one may be later than all.
+
+    What is not durable does not come back.
+    """
+    whole, gone = broker.bindings, topology.alternate_while_up
+    known = sorted(
+        (each for source in reachable(broker, exchange) - {gone} for each in whole[source]), key=_order_of_recovery
+    )
+    try:
+        for count in range(1, len(known) + 1):
+            for late in (None, *known[: count - 1]):
+                back = [each for each in known[:count] if each is not late]
+                broker.bindings = defaultdict(list)
+                for binding in back:
+                    broker.bindings[binding.source].append(binding)
+                yield broker.route(exchange, key), f"the first {count} bindings back, but for {late}"
+    finally:
+        broker.bindings = whole
+
+
+def reachable(broker: SimulatedBroker, exchange: str) -> set[str]:
+    """The exchanges to which a message may come, whatever its key."""
+    found = {exchange}
+    for name in (todo := [exchange]):
+        onward = {each.destination for each in broker.bindings[name] if each.to_exchange}
+        if alternate := broker.alternates.get(name):
+            onward.add(alternate)
+        todo += sorted(onward - found)
+        found |= onward
+    return found
 
 
 def _order_of_recovery(binding: Binding) -> tuple[str, str, bool, str]:
