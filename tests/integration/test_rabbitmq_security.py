@@ -92,7 +92,7 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
             ("", topology.relay("orders")),
             (topology.level(0), topology.route("orders", 100)[1]),
             (JOURNAL, ""),
-            (topology.alternate, ""),
+            (topology.unrouted, ""),
             ("", "orders"),
             ("", topology.rung(100)),
         ):

@@ -263,7 +263,7 @@ def test_a_ladder_that_is_deleted_takes_nothing_of_another_tenant_with_it(tenant
         "journal",
         "unroutable",
         "alternate",
-        "alternate.while-up",
+        "unrouted",
         "parking",
         "aside",
         "aside.told",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pika import exceptions as pika_errors
@@ -75,17 +75,6 @@ def is_declared(session: Session, topology: Topology) -> bool | None:
     """
     is_ready = exists(session, Exchange(name=topology.ready, kind="fanout"))
     return is_ready if is_ready is not None else exists(session, Exchange(name=topology.entry(None), kind="fanout"))
-
-
-def declare_while_up(session: Session, topology: Topology) -> None:
-    """Declare what a broker has lost since it was started; without a ladder, or the permission, nothing is done."""
-    if not is_declared(session, topology):
-        return
-    exchange, binding = topology.while_up()
-    with suppress(PermissionDeniedError), calls(session) as channel:
-        _declare_exchange(channel, exchange)
-        method, arguments = _binding_call(binding)
-        channel.ask(method, **arguments)
 
 
 def is_begun(session: Session, topology: Topology) -> bool | None:
@@ -267,7 +256,7 @@ def _exchange_arguments(exchange: Exchange) -> dict[str, Any]:
     return {
         "exchange": exchange.name,
         "exchange_type": exchange.kind,
-        "durable": exchange.durable,
+        "durable": True,
         "arguments": dict(exchange.arguments),
     }
 

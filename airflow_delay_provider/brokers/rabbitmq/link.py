@@ -44,7 +44,6 @@ class Link:
         if self._session is None or not self._session.is_open:
             self.close()
             self._session = self._connect()
-            declaring.declare_while_up(self._session, self.config.topology)
             if self.config.name in _AWAY:
                 _AWAY.discard(self.config.name)
                 self._wake()

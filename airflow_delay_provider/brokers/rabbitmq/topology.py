@@ -16,8 +16,8 @@ is tried again; the rungs, and other channels, never wait for it::
     relay of a queue ──> dispatch ──> exit ──> the queue            arrival ──> dispatch ──> exit ──> relay ──> exchange
                             └──> told ──> feed ──> journal                         └──> told ──> feed ──> journal
 
-    what has no route ──> alternate ──> parking ──> aside ──> unroutable
-                                                      └──> aside.told ──> journal
+    what has no route ──> alternate or unrouted ──> parking ──> aside ──> unroutable
+                                                                  └──> aside.told ──> journal
 
 So the journal's record of a dispatch is written by the publish that goes to the queue. An exchange may route nowhere,
 and then the journal would be the only one to have the message; so its relay comes after the record.
@@ -29,21 +29,19 @@ the record at once and waits for them.
 Up to RabbitMQ 3.13 a broker that starts brings back its bindings, several at a time and in the order of their sources'
 names, while its queues pass messages on already. A message that finds no route stays where it is and is tried again. A
 message that finds a part of its routes does harm: it goes to the journal alone and is lost, or to the parking although
-its channel is there. Three rules prevent that (ADR 17):
+its channel is there. Two rules prevent that (ADR 17):
 
-- Names count from the end of the way (``1.exit`` ... ``5.level``), and what leads aside comes before all ladders. So
-  everything behind a message is back before the message can get there.
-- Where one publish leads to a message's next place and to a record of it, both are bound twice. So one binding that
-  comes back late changes nothing.
-- Levels and the arrival park by an exchange that is not durable, which clients declare when they connect. A starting
-  broker does not have it, and accepts connections only when all bindings are back.
+- Names count from the end of the way (``1.exit`` ... ``5.level``), so everything behind a message is back before the
+  message can get there. ``alternate``, where the exit parks, comes before all ladders, so that a record is never the
+  only route; ``unrouted``, where levels and the arrival park, comes after all of them.
+- What leads on is bound twice, and so are records. So one binding that comes back late changes nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +50,7 @@ from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessage
 
 _VERSION = "v1"
 _ASIDE = "aside"
-#: A word between digits and channel, so that a channel can be matched exactly in two ways.
+#: A word between digits and channel, so that both can be matched in two ways.
 _TO = "to"
 #: The keys of a route that is bound twice; a fanout exchange does not look at them.
 _TWICE = ("", "again")
@@ -79,11 +77,10 @@ MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """An exchange to declare."""
+    """An exchange to declare; all are durable."""
 
     name: str
     kind: str
-    durable: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -167,13 +164,13 @@ class Topology:
 
     @cached_property
     def alternate(self) -> str:
-        """The alternate exchange of doors and of the exit."""
+        """The alternate exchange of the exit; before all ladders by its name, see above."""
         return f"{self.root}.alternate"
 
     @cached_property
-    def alternate_while_up(self) -> str:
-        """The alternate exchange of levels and of the arrival, which no broker has until a client has connected."""
-        return f"{self.alternate}.while-up"
+    def unrouted(self) -> str:
+        """The alternate exchange of all others; behind all ladders by its name."""
+        return f"{self.root}.unrouted"
 
     @cached_property
     def parking(self) -> str:
@@ -193,7 +190,7 @@ class Topology:
     @cached_property
     def shared(self) -> frozenset[str]:
         """What the ladders of a namespace share, which stays when one of them is deleted."""
-        alternates = (self.alternate, self.alternate_while_up)
+        alternates = (self.alternate, self.unrouted)
         return frozenset((self.journal_name, self.unroutable, *alternates, self.parking, self.aside, self.parked_told))
 
     @cached_property
@@ -291,31 +288,25 @@ class Topology:
 
     def exchanges(self) -> Iterator[Exchange]:
         """Return all exchanges but the last one, ``ready``."""
-        parks = {"alternate-exchange": self.alternate}
-        parks_while_up = {"alternate-exchange": self.alternate_while_up}
+        parks = {"alternate-exchange": self.unrouted}
         yield Exchange(name=self.alternate, kind="fanout")
-        yield self.while_up()[0]
+        yield Exchange(name=self.unrouted, kind="fanout")
         yield Exchange(name=self.aside, kind="fanout")
         if self.journal:
             yield Exchange(name=self.journal_name, kind="fanout")
             yield Exchange(name=self.parked_told, kind="fanout")
-        yield Exchange(name=self.exit, kind="topic", arguments=parks)
+        yield Exchange(name=self.exit, kind="topic", arguments={"alternate-exchange": self.alternate})
         yield Exchange(name=self.dispatch, kind="fanout")
         if self.journal:
             yield Exchange(name=self.told, kind="fanout")
-        yield Exchange(name=self.arrival, kind="topic", arguments=parks_while_up)
+        yield Exchange(name=self.arrival, kind="topic", arguments=parks)
         for level in range(self.levels):
-            yield Exchange(name=self.level(level), kind="topic", arguments=parks_while_up)
+            yield Exchange(name=self.level(level), kind="topic", arguments=parks)
         for hold_ms in self.ladder.holds_ms:
             yield Exchange(name=self.door(hold_ms), kind="fanout", arguments=parks)
             if self.journal:
                 yield Exchange(name=self.entry(hold_ms), kind="fanout")
         yield Exchange(name=self.entry(None), kind="fanout")
-
-    def while_up(self) -> tuple[Exchange, Binding]:
-        """Return what each client declares when it connects."""
-        exchange = Exchange(name=self.alternate_while_up, kind="fanout", durable=False)
-        return exchange, Binding(source=exchange.name, destination=self.parking)
 
     def queues(self) -> Iterator[Queue]:
         """Return all queues but the relays."""
@@ -343,9 +334,9 @@ class Topology:
 
     def bindings(self) -> Iterator[Binding]:
         """Return all bindings but those of channels."""
-        yield self.while_up()[1]
         for key in _TWICE:
             yield Binding(source=self.alternate, destination=self.parking, key=key)
+            yield Binding(source=self.unrouted, destination=self.parking, key=key)
             yield Binding(source=self.aside, destination=self.unroutable, key=key)
             yield Binding(source=self.dispatch, destination=self.exit, key=key, to_exchange=True)
             if self.journal:
@@ -354,17 +345,15 @@ class Topology:
         for hold_ms in self.ladder.holds_ms:
             level = self._level_of(hold_ms)
             digit = hold_ms // (self.tick_ms * RADIX**level)
-            yield Binding(
-                source=self.level(level), destination=self.rung(hold_ms), key=self._digit_key(level, f"{digit:x}")
-            )
+            for key in self._digit_keys(level, f"{digit:x}"):
+                yield Binding(source=self.level(level), destination=self.rung(hold_ms), key=key)
             yield Binding(source=self.door(hold_ms), destination=self.rung(hold_ms))
             if self.journal:
                 yield Binding(source=self.entry(hold_ms), destination=self.door(hold_ms), to_exchange=True)
         for level in range(self.levels):
             onward = self.level(level - 1) if level else self.arrival
-            yield Binding(
-                source=self.level(level), destination=onward, key=self._digit_key(level, "0"), to_exchange=True
-            )
+            for key in self._digit_keys(level, "0"):
+                yield Binding(source=self.level(level), destination=onward, key=key, to_exchange=True)
         yield Binding(source=self.entry(None), destination=self.exit, to_exchange=True)
         if self.journal:
             yield Binding(source=self.aside, destination=self.parked_told, to_exchange=True)
@@ -385,22 +374,22 @@ class Topology:
     def channel_bindings(self, channel: str) -> tuple[Binding, ...]:
         """Return the way to a channel, from its end: a message that comes in between is parked, and nowhere else."""
         keys, relay = self.channel_keys(channel), self.relay(channel)
-        to_relay = not is_exchange(channel)
+        if is_exchange(channel):
+            first, last = Binding(source=self.arrival, destination=self.dispatch, to_exchange=True), relay
+        else:
+            first, last = Binding(source=self.arrival, destination=relay), channel
         return (
-            *(Binding(source=self.exit, destination=channel if to_relay else relay, key=key) for key in keys),
-            Binding(
-                source=self.arrival,
-                destination=relay if to_relay else self.dispatch,
-                key=keys[0],
-                to_exchange=not to_relay,
-            ),
+            *(Binding(source=self.exit, destination=last, key=key) for key in keys),
+            *(replace(first, key=key) for key in keys),
         )
 
     def _level_of(self, hold_ms: int) -> int:
         return len(_digits(hold_ms // self.tick_ms)) - 1
 
-    def _digit_key(self, level: int, digit: str) -> str:
-        return f"{'*.' * (self.levels - 1 - level)}{digit}.#"
+    def _digit_keys(self, level: int, digit: str) -> tuple[str, str]:
+        """Return two keys that match a digit at its place."""
+        here = f"{'*.' * (self.levels - 1 - level)}{digit}"
+        return f"{here}.#", f"{here}.{'*.' * level}{_TO}.#"
 
 
 #: How a queue is kept that lets go of a message only when the next queue has it.

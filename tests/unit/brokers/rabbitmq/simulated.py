@@ -72,20 +72,23 @@ class SimulatedBroker:
         """The queues that get a copy, one each; an exchange that is not of the ladder is an end itself."""
         if exchange == "":
             return {key}
-        if exchange not in self.kinds:
-            return {f"{exchange} by {key}"}
-        matching = [
-            binding
-            for binding in self.bindings[exchange]
-            if self.kinds[exchange] == "fanout" or matches(binding.key, key)
-        ]
-        if not matching:
-            alternate = self.alternates[exchange]
-            return self.route(alternate, key) if alternate else set()
-        reached: set[str] = set()
-        for binding in matching:
-            reached |= self.route(binding.destination, key) if binding.to_exchange else {binding.destination}
+        reached, exchanges = set[str](), [exchange]
+        for name in exchanges:
+            if name not in self.kinds:
+                reached.add(f"{name} by {key}")
+                continue
+            matching = self.matching(name, key)
+            reached |= {each.destination for each in matching if not each.to_exchange}
+            onward = [each.destination for each in matching if each.to_exchange]
+            alternate = None if matching else self.alternates[name]
+            # An exchange routes a message once, however often it gets it.
+            exchanges += [each for each in dict.fromkeys((*onward, alternate)) if each and each not in exchanges]
         return reached
+
+    def matching(self, exchange: str, key: str) -> list[Binding]:
+        """The bindings of an exchange of the ladder that apply to a key."""
+        is_fanout = self.kinds[exchange] == "fanout"
+        return [each for each in self.bindings[exchange] if is_fanout or matches(each.key, key)]
 
 
 def matches(pattern: str, key: str) -> bool:
