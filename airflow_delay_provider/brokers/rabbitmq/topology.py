@@ -2,7 +2,7 @@
 
 A delay is written in hexadecimal digits of ticks. The routing key carries them, followed by the channel::
 
-    0.0.0.0.1.0.a.invoices        1 x 256 ticks + 10 ticks, then to invoices
+    0.0.0.0.1.0.a.to.invoices     1 x 256 ticks + 10 ticks, then to invoices
 
 A message rests once for each digit that is not zero, in the queue of that digit (a rung), whose messages all expire
 after the same time and so in order. It is published to the entry of its first rung. What expires is dead-lettered to
