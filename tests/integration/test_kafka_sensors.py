@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,20 +22,9 @@ from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from airflow_delay_provider.triggers.channel import ChannelWatch
 from airflow_delay_provider.triggers.message import ChannelTrigger
+from tests.integration.running_triggers import is_blue, is_red, never, path_of, waiting
 from tests.kafkas import connection_of, fresh_topic, produce, require_kafka
 from tests.waiting import until
-
-
-def never(_message: Message) -> bool:
-    return False
-
-
-def is_red(message: Message) -> bool:
-    return message.payload == b"red"
-
-
-def is_blue(message: Message) -> bool:
-    return message.payload == b"blue"
 
 
 @pytest.fixture
@@ -53,27 +40,8 @@ def topic(bootstrap: str) -> str:
 
 
 def trigger(topic: str, passes: Callable[[Message], bool] | None, **options: Any) -> ChannelTrigger:
-    filter = None if passes is None else f"{__name__}.{passes.__name__}"
+    filter = None if passes is None else path_of(passes)
     return ChannelTrigger(channel=topic, delay_conn_id="kafka", filter=filter, **options)
-
-
-@asynccontextmanager
-async def waiting(*triggers: ChannelTrigger) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Triggers that run, as in a triggerer, until the end of the block."""
-
-    async def first_event(trigger: ChannelTrigger) -> Any:
-        return (await anext(trigger.run())).payload
-
-    tasks = [asyncio.create_task(first_event(trigger)) for trigger in triggers]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for thread in threading.enumerate():
-            if thread.name.startswith(ChannelWatch.__name__):
-                await asyncio.to_thread(thread.join, 20)
 
 
 async def seen(topic: str) -> None:
@@ -87,9 +55,7 @@ async def seen(topic: str) -> None:
 
 
 async def taken_by_worker(topic: str, passes: Callable[[Message], bool], message_id: str) -> Any:
-    sensor = MessageSensor(
-        task_id="wait", channel=topic, delay_conn_id="kafka", filter=f"{__name__}.{passes.__name__}", timeout=60
-    )
+    sensor = MessageSensor(task_id="wait", channel=topic, delay_conn_id="kafka", filter=path_of(passes), timeout=60)
     event = {"message_id": message_id, "give_up_at": "2100-01-01T00:00:00+00:00"}
     return await asyncio.wait_for(asyncio.to_thread(sensor.execute_complete, {}, event), 60)
 

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -26,8 +24,8 @@ from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, U
 from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.triggers import channel as channel_module
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.channel import ChannelWatch
 from airflow_delay_provider.triggers.message import ChannelTrigger
+from tests.integration.running_triggers import is_blue, is_red, never, path_of, waiting
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
 from tests.servers.component import wait_for
 from tests.waiting import until
@@ -36,24 +34,8 @@ from tests.waiting import until
 DELIVERY_LIMIT = 20
 
 
-def never(_message: Message) -> bool:
-    return False
-
-
-def is_red(message: Message) -> bool:
-    return message.payload == b"red"
-
-
-def is_blue(message: Message) -> bool:
-    return message.payload == b"blue"
-
-
 def breaks(_message: Message) -> bool:
     raise ZeroDivisionError("the filter is wrong")
-
-
-def path_of(function: Callable[[Message], bool]) -> str:
-    return f"{__name__}.{function.__name__}"
 
 
 @pytest.fixture
@@ -129,27 +111,6 @@ def queue(client: RawClient, rabbitmq_version: str) -> Iterator[str]:
     name = client.fresh_queue(rabbitmq_version)
     yield name
     client.channel.queue_delete(name)
-
-
-@asynccontextmanager
-async def waiting(*triggers: ChannelTrigger) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Triggers that run, as in a triggerer, until the end of the block."""
-
-    async def first_event(trigger: ChannelTrigger) -> Any:
-        return (await anext(trigger.run())).payload
-
-    tasks = [asyncio.create_task(first_event(trigger)) for trigger in triggers]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for shared in list(BrokerThread._running.values()):
-            shared.stop()
-        for thread in threading.enumerate():
-            if thread.name.startswith(ChannelWatch.__name__):
-                await asyncio.to_thread(thread.join, 20)
 
 
 def trigger(queue: str, passes: Callable[[Message], bool] | None, **options: Any) -> ChannelTrigger:
