@@ -181,7 +181,7 @@ class KafkaClimber(Climber):
             raise self._link.failure(error, "reading the ladder")
         source = self._sources.get((record.topic(), record.partition()))
         if source is not None:
-            source.waiting.append(
+            source.add(
                 Record(
                     record.offset(),
                     record.timestamp()[1],

@@ -192,7 +192,8 @@ class Dispatcher:
         log, start = self._kafka.logs[topic], self._read_to[topic]
         if start < log.end and (records := log.read(start, limit)):
             self._read_to[topic] = records[-1].offset + 1
-            self.lane.sources[topic].waiting.extend(records)
+            for record in records:
+                self.lane.sources[topic].add(record)
 
     def fetch_all(self) -> None:
         """Read everything there is."""
