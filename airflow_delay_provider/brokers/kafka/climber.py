@@ -245,7 +245,7 @@ class KafkaClimber(Climber):
                 raise error
             # Records that were on their way to us are not in memory, and the broker may have committed all the same.
             is_known = not (self._is_reading or outlet.is_committing or (inner is not None and inner.code() in _LOST))
-            outlet.abort()
+            self._abort(outlet)
             if is_known and self._lanes:
                 self._roll_back()
             else:
@@ -256,6 +256,20 @@ class KafkaClimber(Climber):
         except Exception:
             self._give_up()
             raise
+
+    def _abort(self, outlet: TransactionalOutlet) -> None:
+        """Undo what is open, by a new producer of the same name where the broker knows of no transaction to be undone.
+
+        So it is where a channel was deleted that the transaction began with. Once the new producer has begun, nothing
+        of the one before can be committed any more; the partitions, and what is in memory of them, are still ours.
+        """
+        try:
+            outlet.abort()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_TXN_STATE or self._destinations is None:
+                raise
+            outlet.give_up()
+            self._outlet = self._open_outlet(self._destinations)
 
     def _roll_back(self) -> None:
         """Go on from the last commit, where nothing since can be committed and the partitions are still ours."""
@@ -317,12 +331,12 @@ class KafkaClimber(Climber):
             self._unequal = list(administering.find_unequal(self._topology, self._topics))
             administering.require_permitted(self._link, self._topology)
             rungs = [name for name in self._topics if self._topology.hold_of(name) is not None]
-            self._outlet = TransactionalOutlet(self._open_producer(), self._topology, self._destinations)
+            self._outlet = self._open_outlet(self._destinations)
             self._consumer = self._open_consumer([self._topology.control, self._topology.inbox, *rungs])
             self._flow = Flow(self._consumer)
         return self._consumer, self._outlet, self._destinations
 
-    def _open_producer(self) -> Producer:
+    def _open_outlet(self, destinations: Destinations) -> TransactionalOutlet:
         producer = self._link.make_producer(
             {
                 "transactional.id": f"{self._topology.prefix}.{self._name}",
@@ -335,8 +349,12 @@ class KafkaClimber(Climber):
                 "queue.buffering.max.messages": 500_000,
             }
         )
+        # The library looks for a coordinator each half a second while no node is connected. The first answer names the
+        # nodes, and the second one comes from one of them.
+        for _ in range(2):
+            self._link.ask(lambda: producer.list_topics(self._topology.journal, 5.0), "looking for the nodes")
         self._link.ask(lambda: producer.init_transactions(10.0), "beginning to dispatch", seconds=TAKE_OVER_SECONDS)
-        return producer
+        return TransactionalOutlet(producer, self._topology, destinations)
 
     def _open_trial_producer(self) -> Producer:
         """Called in the thread of the trial."""

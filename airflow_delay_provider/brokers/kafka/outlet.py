@@ -34,6 +34,8 @@ CALL_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 #: Between two looks at what has become of records that are on their way.
 SLICE_SECONDS = 0.05
+#: How long an abort waits for records that are on their way before it is asked for again.
+ABORT_SECONDS = 0.1
 
 
 #: A channel that takes so much at once takes any batch of small messages.
@@ -185,7 +187,8 @@ class TransactionalOutlet:
     def abort(self) -> None:
         """Make everything since the last commit undone; while that fails, nothing new can be begun."""
         if self._begun_at is not None:
-            until_done(self._producer.abort_transaction)
+            # Each call lets go of what is to be sent again: to a topic that is gone that would be for two seconds.
+            until_done(lambda seconds: self._producer.abort_transaction(min(seconds, ABORT_SECONDS)))
             self._reset()
 
     def give_up(self) -> None:

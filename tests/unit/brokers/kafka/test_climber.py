@@ -1,4 +1,4 @@
-"""A dispatcher whose client library has lost all nodes."""
+"""A dispatcher whose client library has lost all nodes, or cannot undo a transaction."""
 
 from __future__ import annotations
 
@@ -63,3 +63,24 @@ def test_an_error_of_the_group_is_undone_with_the_same_clients(monkeypatch: pyte
     monkeypatch.setattr(climber, "_outlet", lost)
     climber.run_once()
     assert lost.ended == ["abort"]
+
+
+class Unknown(Lost):
+    """One whose transaction the broker knows nothing of."""
+
+    def abort(self) -> NoReturn:
+        raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, "no such transaction", fatal=True))
+
+
+def test_a_transaction_that_the_broker_does_not_know_costs_the_producer_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The partitions are kept: to join the group again takes a second."""
+    unknown, another = Unknown(KafkaError._STATE), Lost(KafkaError._STATE)
+    climber = KafkaClimber(Link(KafkaConfig.from_settings({}, host="localhost")), SystemClock())
+    monkeypatch.setattr(climber, "_consumer", unknown)
+    monkeypatch.setattr(climber, "_outlet", unknown)
+    monkeypatch.setattr(climber, "_open_outlet", lambda _destinations: another)
+    climber.run_once()
+    assert unknown.ended == ["give up"]
+    assert (climber._consumer, climber._outlet) == (unknown, another)
