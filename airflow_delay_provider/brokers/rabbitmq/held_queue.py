@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from airflow_delay_provider.brokers.rabbitmq import declaring, wire
 from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption, Pushed
 from airflow_delay_provider.brokers.shared_consumer import BATCH, Bound
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
+from airflow_delay_provider.exceptions import BrokerError, DelayError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.session import Session
@@ -113,8 +114,11 @@ class HeldQueue:
         return [held.message for held in self._held.values()]
 
     def promise(self, message_id: str) -> None:
-        """Keep a message until its task comes for it."""
+        """Keep a message until its task comes for it; no consumer that is there now is that task."""
         self._promises[message_id] = Promise(time.monotonic() + PROMISE_SECONDS)
+        # The next look says what is wrong with this queue, and with no other.
+        with suppress(DelayError):
+            self._count_bystanders()
 
     def close(self) -> None:
         """Give everything back, which counts less than leaving that to the end of the channel."""
@@ -176,14 +180,22 @@ class HeldQueue:
         if not promised:
             self._is_awaited = False
             return
-        others = declaring.consumer_count(self._session, self._queue) - len(self._consumers)
-        if not self._is_awaited:
-            self._is_awaited, self._others, self._bystanders = True, others, others
+        self._count_bystanders()
+        others = self._count_others()
         self._bystanders = min(self._bystanders, others)
         has_come = others > self._others
         offered = [tag for tag, promise in promised if has_come or promise.offers < MOST_OFFERS]
         self._others = others
         self._give_back(offered[: others - self._bystanders])
+
+    def _count_bystanders(self) -> None:
+        """Count the consumers that are there while no task is on its way yet."""
+        if not self._is_awaited:
+            self._others = self._bystanders = self._count_others()
+            self._is_awaited = True
+
+    def _count_others(self) -> int:
+        return declaring.consumer_count(self._session, self._queue) - len(self._consumers)
 
     def _promised(self) -> Iterable[tuple[int, Promise]]:
         for tag, held in self._held.items():
