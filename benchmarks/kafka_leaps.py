@@ -14,6 +14,8 @@ what it costs in real time. All else is the code of production, with three chang
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,21 +23,22 @@ from datetime import datetime
 from multiprocessing.connection import Connection
 from typing import Any
 
-from airflow_delay_provider.brokers.kafka import flow
+from airflow_delay_provider.brokers.kafka import flow, lane
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
-from airflow_delay_provider.brokers.kafka.lane import SLACK_MS, Record, Source
+from airflow_delay_provider.brokers.kafka.lane import SLACK_MS, Source
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from benchmarks.kafka_node import config_of
 from benchmarks.kafka_processes import STOP
-from benchmarks.measuring import MismatchError
+from benchmarks.measuring import MismatchError, expect
 
 LANES = "lanes"
 #: Messages of one lane that all can be in memory before they are due.
 MOST_IN_A_LANE = 20_000
 #: How long nothing may move.
 STUCK_SECONDS = 60.0
+_TURN_MS, _PUT_AT = Source.turn_ms, "record.timestamp_ms"
 
 
 def rests_of(ladder: Ladder, delay_ms: int) -> list[int]:
@@ -153,7 +156,10 @@ def _read_ahead_without_limit() -> None:
 
 
 def _note_rests(start_ms: int, holds: Sequence[int]) -> None:
-    """Let all records of a rung have been put there when the clock stood at the end of the rest before."""
+    """Let all records of a rung have been put there when the clock stood at the end of the rest before.
+
+    The code that asks for the time of a record is the same, with this time in its place.
+    """
     put_at, at = dict[int, int](), start_ms
     for hold in holds:
         if hold in put_at:
@@ -161,10 +167,11 @@ def _note_rests(start_ms: int, holds: Sequence[int]) -> None:
         put_at[hold] = at
         at += hold
 
-    def rested_ms(source: Source, _record: Record) -> int:
-        return put_at.get(source.hold_ms, 0) + source.hold_ms
-
-    Source.rested_ms = rested_ms  # type: ignore[method-assign]
+    code = textwrap.dedent(inspect.getsource(_TURN_MS))
+    expect("places in the code where a record's time is looked at", code.count(_PUT_AT), 1)
+    names = {**vars(lane), "put_at": put_at}
+    exec(code.replace(_PUT_AT, "put_at[self.hold_ms]"), names)
+    Source.turn_ms = names["turn_ms"]  # type: ignore[method-assign]
 
 
 def _count_rests(climber: KafkaClimber, counts: dict[str, int]) -> None:

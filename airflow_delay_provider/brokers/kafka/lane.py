@@ -242,10 +242,6 @@ class Source:
         """Whether records must end soon, or the partition could not be read on."""
         return self.progress.is_crowded()
 
-    def rested_ms(self, record: Record) -> int:
-        """Return when a record has rested, by the broker's clock."""
-        return record.timestamp_ms + self.hold_ms
-
     def turn_ms(self, record: Record) -> int:
         """Return when a record's turn comes: after its rest, as far as the broker's clock agrees with ours.
 
@@ -255,7 +251,7 @@ class Source:
         """
         if not self.hold_ms or record.key is None or record.offset in self.condemned:
             return 0
-        rested_ms, latest_ms = self.rested_ms(record), _latest_ms(record.key)
+        rested_ms, latest_ms = record.timestamp_ms + self.hold_ms, _latest_ms(record.key)
         if self.hold_ms <= COVER_MS // 2:
             rested_ms = max(rested_ms, latest_ms - self.hold_ms + 1)
         return min(rested_ms, latest_ms)
@@ -267,7 +263,7 @@ class Source:
         nothing here that has to leave before those ahead of it: so the first one was put here by somebody else.
         """
         first = self.waiting[0]
-        turn_ms, rested_ms = self.turn_ms(first), self.rested_ms(first)
+        turn_ms, rested_ms = self.turn_ms(first), first.timestamp_ms + self.hold_ms
         return turn_ms if turn_ms <= rested_ms else max(rested_ms, min(turn_ms, self._latest[0][0]))
 
     def is_misplaced(self, record: Record, now_ms: int) -> bool:
