@@ -181,7 +181,7 @@ class KafkaClimber(Climber):
             raise self._link.failure(error, "reading the ladder")
         source = self._sources.get((record.topic(), record.partition()))
         if source is not None:
-            source.add(
+            source.waiting.append(
                 Record(
                     record.offset(),
                     record.timestamp()[1],

@@ -132,7 +132,6 @@ class Source:
         "_begun",
         "_committed",
         "_ended",
-        "_latest",
         "_recalled_before",
         "condemned",
         "hold_ms",
@@ -164,27 +163,14 @@ class Source:
         self._ended: list[int] = []
         self._recalled_before: dict[int, bool] = {}
         self._committed = (progress.low, progress.note())
-        #: When records must have left at the latest, and their offsets: only those that are followed by no sooner one.
-        self._latest: deque[tuple[int, int]] = deque()
 
     def place(self, lane: int, offset: int) -> Place:
         """Return the place of one of its records."""
         return Place(topic=self.topic, lane=lane, offset=offset)
 
-    def add(self, record: Record) -> None:
-        """Note a record that was read."""
-        self.waiting.append(record)
-        if self.hold_ms and record.key is not None:
-            latest = (_latest_ms(record.key), record.offset)
-            while self._latest and self._latest[-1] > latest:
-                self._latest.pop()
-            self._latest.append(latest)
-
     def begin(self, offset: int) -> bool:
         """Take the next record and return whether there is anything to do for it."""
         record = self.waiting.popleft()
-        if self._latest and self._latest[0][1] == record.offset:
-            self._latest.popleft()
         self.is_changed = True
         if not self.progress.begin(offset):
             return False
@@ -217,11 +203,8 @@ class Source:
 
     def roll_back(self) -> None:
         """Be again as after the last commit, with what was read since."""
-        again = [*(self._begun[offset] for offset in sorted(self._begun)), *self.waiting]
-        self.waiting.clear()
-        self._latest.clear()
-        for record in again:
-            self.add(record)
+        again = [self._begun[offset] for offset in sorted(self._begun)]
+        self.waiting.extendleft(reversed(again))
         self.progress = Progress(*self._committed)
         for offset, was_recalled in self._recalled_before.items():
             (self.recalled.add if was_recalled else self.recalled.discard)(offset)
@@ -251,20 +234,10 @@ class Source:
         """
         if not self.hold_ms or record.key is None or record.offset in self.condemned:
             return 0
-        rested_ms, latest_ms = record.timestamp_ms + self.hold_ms, _latest_ms(record.key)
+        rested_ms, latest_ms = record.timestamp_ms + self.hold_ms, wire.held_until_ms(record.key) - SLACK_MS
         if self.hold_ms <= COVER_MS // 2:
             rested_ms = max(rested_ms, latest_ms - self.hold_ms + 1)
         return min(rested_ms, latest_ms)
-
-    def next_turn_ms(self) -> int:
-        """Return when the turn of the first record comes.
-
-        That is after its rest by the broker's clock where one behind it would be late otherwise. This package puts
-        nothing here that has to leave before those ahead of it: so the first one was put here by somebody else.
-        """
-        first = self.waiting[0]
-        turn_ms, rested_ms = self.turn_ms(first), first.timestamp_ms + self.hold_ms
-        return turn_ms if turn_ms <= rested_ms else max(rested_ms, min(turn_ms, self._latest[0][0]))
 
     def is_misplaced(self, record: Record, now_ms: int) -> bool:
         """Whether a record would hold up those behind it, because it was put here with two such rests ahead or more.
@@ -274,7 +247,7 @@ class Source:
         """
         if not self.hold_ms or self.hold_ms > COVER_MS // 2 or record.key is None:
             return False
-        return _latest_ms(record.key) - now_ms >= 2 * self.hold_ms
+        return wire.held_until_ms(record.key) - SLACK_MS - now_ms >= 2 * self.hold_ms
 
 
 class Lane:
@@ -360,7 +333,7 @@ class Lane:
             turns.append(self._ask_again_ms)
         if self._has_room():
             reading = [each for each in self.sources.values() if each.waiting]
-            turns += [each.next_turn_ms() for each in reading if each.has_room()]
+            turns += [each.turn_ms(each.waiting[0]) for each in reading if each.has_room()]
         return min(turns, default=None)
 
     def progress(self) -> Iterator[tuple[str, int, str]]:
@@ -390,7 +363,8 @@ class Lane:
     def _may_take(self, source: Source, now_ms: int) -> bool:
         if not source.has_room() or not self._has_room():
             return False
-        return source.next_turn_ms() <= now_ms or source.is_misplaced(source.waiting[0], now_ms)
+        record = source.waiting[0]
+        return source.turn_ms(record) <= now_ms or source.is_misplaced(record, now_ms)
 
     def _take(self, source: Source, out: Outlet, now_ms: int) -> None:
         record = source.waiting[0]
@@ -557,11 +531,6 @@ class Lane:
         if source.topic == self._inbox and not again:
             out.tell(self.number, _scheduled(envelope, record.value or b""))
         out.tell(self.number, _ended(envelope, now_ms, reason))
-
-
-def _latest_ms(key: bytes) -> int:
-    """Return when a record with this key must have left its rung at the latest."""
-    return wire.held_until_ms(key) - SLACK_MS
 
 
 def _no_envelope(record: Record, topic: str) -> str | None:

@@ -44,4 +44,4 @@ class Stillness:
 
 
 def _is_overdue(source: Source, now_ms: int) -> bool:
-    return bool(source.waiting) and source.next_turn_ms() < now_ms
+    return bool(source.waiting) and source.turn_ms(source.waiting[0]) < now_ms

@@ -192,8 +192,7 @@ class Dispatcher:
         log, start = self._kafka.logs[topic], self._read_to[topic]
         if start < log.end and (records := log.read(start, limit)):
             self._read_to[topic] = records[-1].offset + 1
-            for record in records:
-                self.lane.sources[topic].add(record)
+            self.lane.sources[topic].waiting.extend(records)
 
     def fetch_all(self) -> None:
         """Read everything there is."""

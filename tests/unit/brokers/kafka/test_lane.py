@@ -459,16 +459,6 @@ def test_a_record_that_somebody_put_into_a_rung_for_long_holds_up_nobody_behind_
     assert bench.delivered[1:] == [("forged", DAY_MS)]
 
 
-@pytest.mark.parametrize("skew_ms", [0, -HOUR_MS])
-def test_a_record_that_was_forged_into_a_rung_behind_others_holds_up_nobody_either(skew_ms: int) -> None:
-    """B37: when it is the first one, less is left of its delay than would show that it does not belong there."""
-    bench = Bench(skew_ms=skew_ms)
-    for id, delay_ms in (("m1", 8_499), ("forged", 11_000), ("m2", 5_000)):
-        bench.put(bench.topology.rung(4_000), *bench.envelope(id, delay_ms))
-    bench.pass_to(11_000)
-    assert bench.delivered == [("m2", 5_000), ("m1", 8_499), ("forged", 11_000)]
-
-
 def test_a_record_that_was_given_up_is_buried_and_told_of(bench: Bench) -> None:
     bench.schedule("m1", 60_000)
     bench.schedule("m2", 1_000)
