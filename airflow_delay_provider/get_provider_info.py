@@ -1,4 +1,4 @@
-"""What Airflow learns of this package at every start; importing it costs nothing."""
+"""Describes this package to Airflow, which reads it at every start; so it imports nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VERSION = "0.1.0"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return the provider description, in the form of Airflow's ``provider_info.schema.json``."""
+    """Return the description of this provider, as Airflow's ``provider_info.schema.json`` defines it."""
     return {
         "package-name": "airflow-delay-provider",
         "name": "Delay",
@@ -21,11 +21,11 @@ def get_provider_info() -> dict[str, Any]:
             "airflow_delay_provider.hooks.delay",
             "airflow_delay_provider.hooks.rabbitmq",
             "airflow_delay_provider.hooks.kafka",
-            "airflow_delay_provider.hooks.spark",
+            "airflow_delay_provider.spark.process.submit",
         ),
         "operators": _modules(
-            "airflow_delay_provider.operators.message",
-            "airflow_delay_provider.operators.replay",
+            "airflow_delay_provider.operators.schedule",
+            "airflow_delay_provider.operators.control",
             "airflow_delay_provider.operators.spark",
         ),
         "sensors": _modules("airflow_delay_provider.sensors.message", "airflow_delay_provider.sensors.spark"),
@@ -35,7 +35,7 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {
                 "name": "schedule_message",
-                "class-name": "airflow_delay_provider.decorators.message.schedule_message_task",
+                "class-name": "airflow_delay_provider.decorators.schedule.schedule_message_task",
             }
         ],
         "cli": ["airflow_delay_provider.cli.definition.get_delay_cli_commands"],
@@ -60,62 +60,64 @@ def _option(kind: str, description: str, *, example: str | None = None, default:
 _OPTIONS = {
     "ledger_url": _option(
         "string",
-        "Database of the ledger. Empty is a SQLite file delay.db in Airflow's home, which is refused where tasks run on"
-        " other machines; use PostgreSQL in production.",
+        "Database URL of the ledger. The default is the SQLite file delay.db in Airflow's home, which is refused if"
+        " tasks run on other machines. Use PostgreSQL in production.",
         example="postgresql+psycopg://user:password@host/delay",
         default="",
     )
     | {"sensitive": True},
-    "journal_poll_interval": _option(
-        "float", "Seconds between two looks of a triggerer for news of awaited messages.", default="0.2"
-    ),
+    "journal_poll_interval": _option("float", "Journal polling interval of the triggerer, in seconds.", default="0.2"),
     "sensor_max_bytes": _option(
         "integer",
-        "Most payload bytes of one channel that a triggerer has in memory for its sensors.",
+        "Maximum payload bytes of one channel that a triggerer keeps in memory for its sensors.",
         default="16777216",
     ),
-    "dispatcher_batch": _option("integer", "Most messages that a dispatcher moves in one transaction.", default="1000"),
+    "dispatcher_batch": _option(
+        "integer", "Maximum number of messages that a dispatcher handles in one transaction.", default="1000"
+    ),
     "dispatcher_poll_interval": _option(
-        "float", "Seconds after which a dispatcher notices a message that was scheduled just now.", default="0.02"
+        "float",
+        "Polling interval of the dispatcher, in seconds. A new message is noticed after at most this time.",
+        default="0.02",
     ),
     "dispatcher_rate_limit": _option(
         "float",
-        "Most messages of the ledger a second that one dispatcher hands over; 0 is no limit. What it moves on ladders"
-        " (climb_connections) is not limited.",
+        "Maximum number of ledger messages that one dispatcher dispatches per second; 0 means no limit. Does not apply"
+        " to kafka_connections.",
         example="500",
         default="0",
     ),
     "dispatcher_health_host": _option(
-        "string", "Where a dispatcher answers /health and /metrics.", default="127.0.0.1"
+        "string", "Address of the dispatcher's /health and /metrics.", default="127.0.0.1"
     ),
     "dispatcher_health_port": _option(
-        "integer", "Port of /health and /metrics; 0 is any free port, -1 is no HTTP.", default="8795"
+        "integer", "Port of the dispatcher's /health and /metrics; 0 means any free port, -1 no HTTP.", default="8795"
     ),
-    "project_connections": _option(
+    "index_connections": _option(
         "string",
-        "Connections whose brokers hold messages themselves and that a dispatcher follows, so that those messages can"
-        " be listed; separated by commas.",
+        "Connections whose journals the dispatcher copies into the ledger, so that messages held by their brokers can"
+        " be listed. Separate them with commas.",
         example="rabbitmq_default",
         default="",
     ),
-    "climb_connections": _option(
+    "kafka_connections": _option(
         "string",
-        "Connections of Kafka on whose ladders a dispatcher moves waiting messages on; separated by commas.",
+        "Kafka connections whose delayed messages the dispatcher delivers. Separate them with commas.",
         example="delay_kafka_default",
         default="",
     ),
     "dispatcher_instance": _option(
         "string",
-        "A name that only this dispatcher has, also after a restart: it then takes up its ladders at once instead of"
-        " after a time-out. Empty is a new name at each start.",
+        "Unique name of this dispatcher that survives restarts. With it, kafka_connections continue at once after a"
+        " restart instead of after a time-out. By default each start gets a new name.",
         example="dispatcher-1",
         default="",
     ),
     "spark_submissions_per_second": _option(
-        "float", "How many failed Spark jobs a second are submitted again to one cluster.", default="1.0"
+        "float", "Maximum number of retried Spark jobs per second that are submitted to one cluster.", default="1.0"
     ),
     "spark_submission_burst": _option(
-        "integer", "How many of them may be submitted at once after a quiet time.", default="5"
+        "integer", "Maximum number of retried Spark jobs that are submitted at once after a quiet time.", default="5"
     ),
-    "retention_days": _option("float", "Days for which messages that ended are kept.", default="30"),
+    "retention_days": _option("float", "Days for which the ledger keeps finished messages.", default="30"),
 }

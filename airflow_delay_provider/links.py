@@ -1,4 +1,4 @@
-"""The button on a task's page that leads to its message."""
+"""The button on a task's page that opens its message."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class DelayedMessageLink(BaseOperatorLink):
-    """Leads to the page of the first message that the task scheduled."""
+    """Opens the page of the first message that the task scheduled."""
 
     name = "Delayed message"
     xcom_key = "delayed_message_link"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """Return the address again when the task ends: Airflow then stores whatever this returns."""
+        """Return the URL again at the end of the task, because Airflow stores the result."""
         known: str | None = getattr(operator, "message_link", None)
         if known is not None:
             return known
@@ -33,7 +33,7 @@ class DelayedMessageLink(BaseOperatorLink):
 
 
 def message_url(message_id: str, conn_id: str = DEFAULT_CONN_ID) -> str:
-    """Return the address of a message's page under ``[api] base_url``."""
+    """Return the URL of a message's page under ``[api] base_url``."""
     from airflow.sdk.configuration import conf
 
     base: str = conf.get("api", "base_url", fallback="") or ""

@@ -1,39 +1,51 @@
-"""What this package counts, sent through Airflow's own metrics (statsd, OpenTelemetry, Datadog)."""
+"""Metrics of this package, sent through Airflow's own metrics (StatsD, OpenTelemetry, Datadog)."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.port import Receipt
+    from airflow_delay_provider.domain.message import Message
 
 log = logging.getLogger(__name__)
 
 
 class AirflowMetrics:
-    """Counts messages and measures lateness; a dispatcher's observer too.
+    """Counts messages and measures lateness; also an observer of the dispatcher.
 
-    A metric that cannot be sent is logged and breaks nothing.
+    A metric that cannot be sent is logged and never raises.
     """
 
     def scheduled(self, count: int, *, channel: str | None = None) -> None:
-        """Count messages whose waiting was confirmed: ``delay.scheduled``."""
+        """Count messages that the broker confirmed: ``delay.scheduled``."""
         if count:
             _emit("incr", "delay.scheduled", count, channel=channel)
 
     def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Iterable[float]) -> None:
-        """Count messages handed to their channel and how late each was: ``delay.dispatched``, ``delay.lateness``."""
+        """Count dispatched messages and record their lateness: ``delay.dispatched``, ``delay.lateness``."""
         for channel, count in by_channel.items():
             _emit("incr", "delay.dispatched", count, channel=channel)
         for late in lateness_ms:
             _emit("timing", "delay.lateness", late)
 
     def failed(self, kind: str) -> None:
-        """Count a failure by the class of its error or the loop it happened in: ``delay.errors``."""
+        """Count an error by its class or by the dispatcher loop that raised it: ``delay.errors``."""
         _emit("incr", "delay.errors", 1, kind=kind)
 
 
+def count_confirmed(confirmed: Iterable[tuple[Message, Receipt]]) -> None:
+    """Count newly scheduled messages by channel."""
+    new = Counter(message.channel for message, receipt in confirmed if receipt.outcome != "kept")
+    for channel, count in new.items():
+        AirflowMetrics().scheduled(count, channel=channel)
+
+
 def connect_metrics() -> None:
-    """Point Airflow's metrics at the configured backend, in a process that Airflow did not start."""
+    """Connect Airflow's metrics to the configured backend, in a process that Airflow did not start."""
     from airflow.sdk.configuration import conf
     from airflow.sdk.observability import stats
     from airflow.sdk.observability.metrics import stats_utils
@@ -50,5 +62,5 @@ def _emit(how: str, name: str, value: float, **tags: str | None) -> None:
         send: Callable[..., Any] = getattr(stats, how)
         send(name, value, tags={tag: text for tag, text in tags.items() if text is not None})
     except Exception:
-        # Whatever a metrics backend raises must not fail the work that is measured.
-        log.warning("The metric %s could not be sent", name, exc_info=True)
+        # An error of the metrics backend must not fail the work that is measured.
+        log.warning("Cannot send the metric %s", name, exc_info=True)

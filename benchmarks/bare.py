@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from airflow_delay_provider.brokers.ledger.records import row_of
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.ledger.records import row_of
 
 _SCHEDULED, _DISPATCHED = State.SCHEDULED.value, State.DISPATCHED.value
 _DUE = f"""SELECT seq FROM delay_scheduled_message

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.clock import floor_ms
-from airflow_delay_provider.ledger import delivery
-from airflow_delay_provider.ledger.database import Ledger
 from benchmarks.databases import Database, Rows
 from benchmarks.inspecting import expect_ledger
 from benchmarks.measuring import Results, expect, rate, say

@@ -16,9 +16,9 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy.engine import make_url
 
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.dialect import BUSY_SECONDS, PRAGMAS
 from airflow_delay_provider.domain.lifecycle import Change, State
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.sqlite import BUSY_SECONDS, PRAGMAS
 
 URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
 PAYLOAD_BYTES = 256

@@ -10,13 +10,13 @@ from typing import Any
 
 from sqlalchemy import event
 
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.delivery import next_due_ms
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
-from airflow_delay_provider.dispatcher.observing import PrometheusObserver
+from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.monitoring import PrometheusObserver
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.clock import SystemClock
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.delivery import next_due_ms
 from benchmarks.bare import Bare, open_bare
 from benchmarks.databases import Database, Rows
 from benchmarks.inspecting import dispatch_times, expect_ledger
@@ -93,7 +93,7 @@ def _drain_with_loop(database: Database, template: str, messages: int) -> tuple[
         context = Context(
             ledger=ledger, clock=SystemClock(), config=DispatcherConfig(), observers=[PrometheusObserver()]
         )
-        loop = DispatchDue(context)
+        loop = DispatchEmbedded(context)
         with ledger.read() as connection:
             expect("a message is due", next_due_ms(connection) is not None, True)
         sent = _count_statements(ledger)

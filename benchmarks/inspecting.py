@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.ledger import counts
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.tables import channel_message, event, scheduled_message
 from benchmarks.measuring import expect
 
 
@@ -22,7 +22,7 @@ def expect_ledger(url: str, *, scheduled: int, dispatched: int, in_channels: int
             }
             expect("messages that wait", rows.get(State.SCHEDULED, 0), scheduled)
             expect("dispatched messages", rows.get(State.DISPATCHED, 0), dispatched)
-            expect("kept counts", {s: n for s, n in counts.by_state(connection).items() if n}, rows)
+            expect("kept counts", {s: n for s, n in listing.count_by_state(connection).items() if n}, rows)
             in_tables = [
                 connection.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in (channel_message, event)

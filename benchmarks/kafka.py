@@ -3,7 +3,7 @@
 Expected first, counted in the code (docs/performance.md). Scheduling is one record a message, like a plain produce:
 on top of it comes Python: checks, the envelope, the receipt. The client needs about 2 us for a produce and ours several
 times that, so the ratio is ruled by the interpreter, not by the broker. A message of 1 h is written 5 times behind the
-inbox with radix 4 (4 rests and the delivery), so if each write cost what one of a plain copy loop costs, the rate would
+inbox with radix 4 (4 rungs and the delivery), so if each write cost what one of a plain copy loop costs, the rate would
 be 0.2 of it; moves carry no headers and are cheaper than that. Lateness is the time that a transaction with deliveries
 stays open (up to 25 ms), what its commit takes, and the reader's next fetch. A restart reads offsets and notes, not
 messages, so it should take the same time however many wait.
@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 # Processes that are measured import this file too: what only main() needs, it imports itself.
-from benchmarks import kafka_dispatch, kafka_idle, kafka_lateness, kafka_restart, kafka_schedule, kafka_writes
+from benchmarks import kafka_dispatch, kafka_realtime, kafka_schedule, kafka_writes
 from benchmarks.kafka_node import Node, open_node
 from benchmarks.measuring import MismatchError, Results, say
 
@@ -66,7 +66,7 @@ QUICK = Sizes(
 
 def run(node: Node, sizes: Sizes) -> Results:
     """Measure everything; raises when a count is wrong."""
-    from benchmarks import kafka_aims
+    from benchmarks import kafka_report
 
     found = Results()
     with ExitStack() as stack:
@@ -79,7 +79,9 @@ def run(node: Node, sizes: Sizes) -> Results:
         dispatch = kafka_dispatch.measure(
             node, ladders, found, messages=sizes.dispatch_messages, repeats=sizes.dispatch_repeats
         )
-        kafka_lateness.measure(node, ladders[4], found, seconds=sizes.lateness_seconds, delays=sizes.lateness_delays)
+        kafka_realtime.measure_lateness(
+            node, ladders[4], found, seconds=sizes.lateness_seconds, delays=sizes.lateness_delays
+        )
         kafka_writes.count(found)
         kafka_writes.measure(
             node,
@@ -89,15 +91,15 @@ def run(node: Node, sizes: Sizes) -> Results:
             delays=sizes.writes_delays,
             factors=sizes.writes_factors,
         )
-        kafka_idle.measure(node, ladders, found, seconds=sizes.idle_seconds, repeats=sizes.idle_repeats)
-        kafka_restart.measure(node, ladders[4], found, pending=sizes.pending, repeats=sizes.restart_repeats)
-    kafka_aims.add_ratios(found, schedule=schedule, dispatch=dispatch)
+        kafka_realtime.measure_idle(node, ladders, found, seconds=sizes.idle_seconds, repeats=sizes.idle_repeats)
+        kafka_realtime.measure_restart(node, ladders[4], found, pending=sizes.pending, repeats=sizes.restart_repeats)
+    kafka_report.add_ratios(found, schedule=schedule, dispatch=dispatch)
     return found
 
 
 def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> int:
     """Measure, print, write CSV and pictures; 1 when a message was early, lost, doubled or written too often."""
-    from benchmarks import kafka_aims, kafka_plots, kafka_report, results
+    from benchmarks import kafka_report, results
 
     parser = results.parser("kafka", "Measure the ladder in Kafka.")
     parser.add_argument("--pending", type=int, help="how many messages wait when a dispatcher is started")
@@ -122,9 +124,9 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
     found.measurements.sort(key=lambda m: kafka_report.DESIGNS.index(m.store))
     results.write_csv(folder / "kafka.csv", found.measurements)
     results.write_machine(folder / "kafka_machine.json", software, quick=options.quick, load_at_begin=load_at_begin)
-    kafka_plots.draw_all(found, folder)
+    kafka_report.draw_all(found, folder)
     results.print_table("Kafka benchmark", found.measurements)
-    print(kafka_aims.table(found.measurements))
+    print(kafka_report.aims_table(found.measurements))
     say(f"all messages arrived once, none early; {time.monotonic() - begin:.0f} s; results in {folder}")
     return 0
 

@@ -1,44 +1,50 @@
-"""A dispatcher for which an hour passes in seconds, so that whole lives of messages can be measured.
+"""A dispatcher for which an hour passes in seconds, and the plain copy loop with which it is compared.
 
 A clock that merely runs faster would lie: what takes the dispatcher 100 ms would count as a minute, messages would be
-late for their next rest, and skip it. So time stands still here while there is work, and leaps to the end of the rest
-when all messages have been put into it: each message passes exactly the rests that its delay has, and each rest costs
-what it costs in real time. All else is the code of production, with three changes in the process that is measured:
+late for their next rung, and skip it. So time stands still here while there is work, and leaps to the end of the hold
+time when all messages are in the rung: each message passes exactly the rungs of its delay, and each costs what it costs
+in real time. All else is the code of production, with three changes in the process that is measured:
 
 - the moment at which a record was put into a rung, which the broker notes in real time, is that of the standing clock
   (the same arithmetic, on another number);
-- records are read ahead without a look at how soon their turn is: real time hides what it takes to read on (it begins
-  4 s ahead of their turn), a leap would not;
-- rests are counted (about 0.1 us each, which count against us).
+- records are fetched however late they are due: real time hides what fetching takes (it begins 4 s ahead), a leap would
+  not;
+- moves into rungs are counted (about 0.1 us each, which count against us).
 """
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing.connection import Connection
 from typing import Any
+from uuid import uuid4
 
-from airflow_delay_provider.brokers.kafka import flow, lane
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
-from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
-from airflow_delay_provider.brokers.kafka.lane import SLACK_MS, Source
+from airflow_delay_provider.brokers.kafka.client import CONSUMER
+from airflow_delay_provider.brokers.kafka.dispatch import backpressure
+from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import SLACK_MS, PartitionQueue, Record
+from airflow_delay_provider.brokers.kafka.header_protocol import Headers
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.ladder import Ladder
-from benchmarks.kafka_node import config_of
-from benchmarks.kafka_processes import STOP
+from benchmarks.kafka_node import STOP, config_of
+from benchmarks.kafka_schedule import CONFIRMED
 from benchmarks.measuring import MismatchError, expect
 
-LANES = "lanes"
-#: Messages of one lane that all can be in memory before they are due.
-MOST_IN_A_LANE = 20_000
+PARTITIONS_SERVED = "partitions"
+#: Messages of one partition that all can be in memory before they are due.
+MOST_IN_A_PARTITION = 20_000
 #: How long nothing may move.
 STUCK_SECONDS = 60.0
-_TURN_MS, _PUT_AT = Source.turn_ms, "record.timestamp_ms"
+#: Records of one transaction.
+COMMIT_EVERY = 5_000
+CONSUME = 1_000
+LARGE_BUFFER = {"queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 1_000_000}
 
 
 def rests_of(ladder: Ladder, delay_ms: int) -> list[int]:
@@ -56,13 +62,13 @@ class Voyage:
 
     start_ms: int
     delay_ms: int
-    #: How many there are in each lane.
-    by_lane: Sequence[int]
+    #: How many there are in each partition.
+    by_partition: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """What a dispatcher did for the messages of its lanes."""
+    """What a dispatcher did for the messages of its partitions."""
 
     dispatched: int
     rests: int
@@ -82,8 +88,8 @@ class StandingClock:
         return from_ms(self.at_ms)
 
 
-def climb(pipe: Connection, settings: Mapping[str, Any]) -> None:
-    """A dispatcher that tells its lanes, and what it did for each voyage it is told of."""
+def run_leaping_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
+    """A dispatcher that reports its partitions, and what it did for each voyage that it is sent."""
     clock, counts = StandingClock(), {"dispatched": 0, "rests": 0}
 
     def on_dispatched(_channels: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
@@ -91,12 +97,12 @@ def climb(pipe: Connection, settings: Mapping[str, Any]) -> None:
 
     _read_ahead_without_limit()
     with KafkaBroker(config_of(settings), clock=clock) as broker:
-        climber = broker.open_climber(on_dispatched=on_dispatched)
-        assert isinstance(climber, KafkaClimber)
-        climber.run_once()
-        _count_rests(climber, counts)
+        dispatcher = broker.open_ladder_dispatcher(on_dispatched=on_dispatched)
+        assert isinstance(dispatcher, KafkaLadderDispatcher)
+        dispatcher.run_once()
+        _count_rests(dispatcher, counts)
         while True:
-            climber.run_once()
+            dispatcher.run_once()
             if not pipe.poll():
                 continue
             try:
@@ -105,36 +111,36 @@ def climb(pipe: Connection, settings: Mapping[str, Any]) -> None:
                 break
             if heard == STOP:
                 break
-            if heard == LANES:
-                pipe.send(sorted(climber._lanes))
+            if heard == PARTITIONS_SERVED:
+                pipe.send(sorted(dispatcher._assignment.partitions))
             else:
-                pipe.send(_travel(pipe, climber, clock, counts, heard, broker.topology.ladder))
-        climber.close()
+                pipe.send(_travel(pipe, dispatcher, clock, counts, heard, broker.topology.ladder))
+        dispatcher.close()
 
 
 def _travel(
     pipe: Connection,
-    climber: KafkaClimber,
+    dispatcher: KafkaLadderDispatcher,
     clock: StandingClock,
     counts: dict[str, int],
     voyage: Voyage,
     ladder: Ladder,
 ) -> Arrived:
     counts |= {"dispatched": 0, "rests": 0}
-    n = sum(voyage.by_lane[number] for number in climber._lanes)
-    if max(voyage.by_lane) > MOST_IN_A_LANE:
-        raise MismatchError(f"{max(voyage.by_lane)} messages in a lane are too many to leap with")
+    n = sum(voyage.by_partition[number] for number in dispatcher._assignment.partitions)
+    if max(voyage.by_partition) > MOST_IN_A_PARTITION:
+        raise MismatchError(f"{max(voyage.by_partition)} messages in a partition are too many to leap with")
     holds, clock.at_ms = rests_of(ladder, voyage.delay_ms), voyage.start_ms
     _note_rests(voyage.start_ms, holds)
     left, cpu = list(holds), time.process_time()
     pipe.send("begin")
     seen, since = counts.copy(), time.monotonic()
     while counts["dispatched"] < n:
-        climber.run_once()
+        dispatcher.run_once()
         if left:
             if counts["rests"] == n * (len(holds) - len(left) + 1):
                 clock.at_ms += left.pop(0)
-        elif sum(len(each._held) for each in climber._lanes.values()) == n:
+        elif sum(len(each._due_soon) for each in dispatcher._assignment.partitions.values()) == n:
             clock.at_ms = voyage.start_ms + voyage.delay_ms
         if counts != seen:
             seen, since = counts.copy(), time.monotonic()
@@ -148,18 +154,12 @@ def _travel(
     )
 
 
-# -- what is changed in this process -------------------------------------------------------------------------------
-
-
 def _read_ahead_without_limit() -> None:
-    flow.FAR_MS = flow.NEAR_MS = 10**13
+    backpressure.FAR_MS = backpressure.NEAR_MS = 10**13
 
 
 def _note_rests(start_ms: int, holds: Sequence[int]) -> None:
-    """Let all records of a rung have been put there when the clock stood at the end of the rest before.
-
-    The code that asks for the time of a record is the same, with this time in its place.
-    """
+    """Let all records of a rung have been put there when the clock stood at the end of the rest before."""
     put_at, at = dict[int, int](), start_ms
     for hold in holds:
         if hold in put_at:
@@ -167,20 +167,91 @@ def _note_rests(start_ms: int, holds: Sequence[int]) -> None:
         put_at[hold] = at
         at += hold
 
-    code = textwrap.dedent(inspect.getsource(_TURN_MS))
-    expect("places in the code where a record's time is looked at", code.count(_PUT_AT), 1)
-    names = {**vars(lane), "put_at": put_at}
-    exec(code.replace(_PUT_AT, "put_at[self.hold_ms]"), names)
-    Source.turn_ms = names["turn_ms"]  # type: ignore[method-assign]
+    def hold_ends_ms(queue: PartitionQueue, _record: Record) -> int:
+        return put_at.get(queue.hold_ms, 0) + queue.hold_ms
+
+    PartitionQueue.hold_ends_ms = hold_ends_ms  # type: ignore[method-assign]
 
 
-def _count_rests(climber: KafkaClimber, counts: dict[str, int]) -> None:
-    outlet = climber._outlet
-    assert outlet is not None
-    rest = outlet.rest
+def _count_rests(dispatcher: KafkaLadderDispatcher, counts: dict[str, int]) -> None:
+    transaction = dispatcher._transaction
+    assert transaction is not None
+    put_into_rung = transaction.put_into_rung
 
-    def counted(lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
+    def counted(partition: int, hold_ms: int, key: bytes, value: bytes) -> None:
         counts["rests"] += 1
-        rest(lane, hold_ms, key, value)
+        put_into_rung(partition, hold_ms, key, value)
 
-    outlet.rest = counted  # type: ignore[method-assign]
+    transaction.put_into_rung = counted  # type: ignore[method-assign]
+
+
+class Filling:
+    """Records in a transaction that is open: written, and seen by no reader until :meth:`show`."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid4().hex, **LARGE_BUFFER})
+        self._producer.init_transactions(30)
+
+    def write(self, topic: str, records: Iterable[tuple[bytes | None, bytes, int, Headers | None]]) -> None:
+        """Write records: key, value, partition, headers."""
+        self._producer.begin_transaction()
+        for key, value, partition, headers in records:
+            self._producer.produce(topic, value, key, partition, **({"headers": headers} if headers else {}))
+            self._producer.poll(0)
+        expect("records that could not be written", self._producer.flush(60), 0)
+
+    def show(self) -> float:
+        """Let readers see them, and return the moment before that."""
+        begin = time.monotonic()
+        self._producer.commit_transaction(30)
+        return begin
+
+
+def copy(pipe: Connection, bootstrap: str, source: str, target: str, records: int, with_headers: bool) -> None:
+    """Consume, produce, commit, every 5000 records one transaction: the least that is exactly once."""
+    group = f"bench-{uuid4().hex[:8]}"
+    # Reading ahead as far as the dispatcher does.
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, **CONSUMER, "group.id": group, "queued.max.messages.kbytes": 65_536}
+    )
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            **CONFIRMED,
+            "transactional.id": group,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
+    producer.init_transactions(30)
+    assigned: list[TopicPartition] = []
+    consumer.subscribe([source], on_assign=lambda _, partitions: assigned.extend(partitions))
+    while not assigned:
+        consumer.poll(0.1)
+    pipe.send("begin")
+    cpu = time.process_time()
+    copied = _copy(consumer, producer, target, records, with_headers=with_headers)
+    pipe.send(Arrived(dispatched=copied, rests=0, ended_at=time.monotonic(), cpu_seconds=time.process_time() - cpu))
+    consumer.close()
+
+
+def _copy(consumer: Consumer, producer: Producer, target: str, records: int, *, with_headers: bool) -> int:
+    copied = 0
+    while copied < records:
+        offsets, begun = dict[tuple[str, int], int](), 0
+        producer.begin_transaction()
+        while begun < min(COMMIT_EVERY, records - copied):
+            for record in consumer.consume(min(CONSUME, COMMIT_EVERY - begun), 0.05):
+                if record.error() is not None:
+                    raise KafkaException(record.error())
+                if with_headers:
+                    producer.produce(target, record.value(), record.key(), headers=record.headers())
+                else:
+                    producer.produce(target, record.value(), record.key())
+                offsets[record.topic(), record.partition()] = record.offset() + 1
+                begun += 1
+            producer.poll(0)
+        places = [TopicPartition(*position, offset) for position, offset in offsets.items()]
+        producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata(), 30)
+        producer.commit_transaction(30)
+        copied += begun
+    return copied

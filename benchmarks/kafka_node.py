@@ -1,23 +1,32 @@
-"""The Kafka that is measured, the CPU time it uses, and ladders and topics of a benchmark's own."""
+"""The Kafka that is measured, and processes with interpreters of their own: dispatchers and consumers."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psutil
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from tests.servers.component import wait_for
-from tests.servers.kafka import Kafka
+from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
+from airflow_delay_provider.brokers.kafka.reader import take
+from benchmarks.measuring import MismatchError
+from tools.servers.component import wait_for
+from tools.servers.kafka import Kafka
 
 #: Of all topics: the default of the provider.
 PARTITIONS = 4
@@ -104,3 +113,146 @@ def open_node(scratch: Path) -> Iterator[Node]:
             server.start(scratch)
             bootstrap = server.bootstrap
         yield Node(bootstrap)
+
+
+#: How long nothing may be heard of a process.
+SILENCE_SECONDS = 180.0
+STOP = "stop"
+
+
+class Worker:
+    """A process that is talked to."""
+
+    def __init__(self, name: str, process: Any, pipe: Connection) -> None:
+        self._name = name
+        self._process = process
+        self._pipe = pipe
+
+    def tell(self, what: Any) -> None:
+        """Send something."""
+        self._pipe.send(what)
+
+    def hear(self, seconds: float = SILENCE_SECONDS) -> Any:
+        """Return what it says next."""
+        try:
+            if self._pipe.poll(seconds):
+                return self._pipe.recv()
+        except EOFError:
+            self._process.join(10)
+            raise MismatchError(f"{self._name} ended with {self._process.exitcode}; its error is above") from None
+        raise MismatchError(f"{self._name} said nothing for {seconds:g} s")
+
+    def ask(self, what: Any) -> Any:
+        """Send something and return the answer."""
+        self.tell(what)
+        return self.hear()
+
+
+@contextmanager
+def started(target: Callable[..., None], *arguments: Any) -> Iterator[Worker]:
+    """Run ``target(pipe, *arguments)`` in a new process for as long as it is needed."""
+    context = get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=target, args=(its, *arguments), daemon=True)
+    process.start()
+    its.close()
+    try:
+        yield Worker(target.__name__, process, ours)
+    finally:
+        ours.close()
+        process.join(20)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a process has used."""
+
+    cpu_seconds: float
+    peak_rss_mb: float
+
+    @classmethod
+    def of_this_process(cls) -> Usage:
+        """Look at it now."""
+        # Not ru_maxrss: that begins with what the parent had.
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return cls(cpu_seconds=time.process_time(), peak_rss_mb=int(peak[1]) / 1024 if peak else math.nan)
+
+
+def run_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
+    """A dispatcher in real time: says when it serves partitions, and its usage whenever it is asked or told to stop."""
+    with KafkaBroker(config_of(settings)) as broker:
+        dispatcher = broker.open_ladder_dispatcher()
+        assert isinstance(dispatcher, KafkaLadderDispatcher)
+        while not dispatcher._assignment.partitions:
+            dispatcher.run_once()
+        pipe.send(time.monotonic())
+        while True:
+            dispatcher.run_once()
+            if pipe.poll():
+                try:
+                    heard = pipe.recv()
+                except EOFError:
+                    heard = STOP
+                if heard == STOP:
+                    break
+                pipe.send(Usage.of_this_process())
+        dispatcher.close()
+    try:
+        pipe.send(Usage.of_this_process())
+    except BrokenPipeError:
+        return
+
+
+READ_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A message in its channel; milliseconds since the epoch."""
+
+    message_id: bytes
+    deliver_at: int
+    #: When the dispatcher wrote it.
+    written_at: int
+    #: When the consumer got it.
+    seen_at: float
+
+
+def read_all(bootstrap: str, topic: str, n: int) -> list[Message]:
+    """Return the first ``n`` records of a topic."""
+    return [record for records, _ in _read(bootstrap, topic, n, READ_SECONDS) for record in records]
+
+
+def watch(pipe: Connection, bootstrap: str, topic: str, n: int, seconds: float) -> None:
+    """See messages come, in a process of its own; say when that begins, and then what was seen."""
+    batches = list(_read(bootstrap, topic, n, seconds, started=pipe))
+    pipe.send([_seen(record, at) for records, at in batches for record in records])
+
+
+def _read(
+    bootstrap: str, topic: str, n: int, seconds: float, *, started: Connection | None = None
+) -> Iterator[tuple[list[Message], float]]:
+    settings = {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False, "log_level": 0}
+    deadline, found = time.monotonic() + seconds, 0
+    with Consumer({**settings, "isolation.level": "read_committed"}) as consumer:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+        consumer.poll(0.1)
+        if started is not None:
+            started.send("begin")
+        while found < n:
+            records, now = take(consumer, 0.5), time.time() * 1000
+            for record in records:
+                if record.error() is not None:
+                    raise KafkaException(record.error())
+            found += len(records)
+            yield records, now
+            if time.monotonic() > deadline:
+                raise MismatchError(f"topic {topic}: found {found} of {n} records after {seconds:g} s")
+
+
+def _seen(record: Message, at: float) -> Seen:
+    headers = dict(record.headers() or ())
+    return Seen(headers[protocol.ID], int(headers[protocol.DELIVER_AT]), record.timestamp()[1], at)

@@ -1,14 +1,65 @@
-"""The tables about Kafka in ``docs/performance.md``."""
+"""The results of the Kafka benchmark: aims, the tables in ``docs/performance.md``, and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks import kafka_aims, kafka_dispatch
+from matplotlib.figure import Figure
+
+from benchmarks import kafka_dispatch, kafka_schedule
+from benchmarks.kafka_node import STORE
+from benchmarks.kafka_realtime import RATES, SEEN
 from benchmarks.kafka_writes import BUCKETS, DELAYS_MS, RADIXES
-from benchmarks.measuring import Measurement
+from benchmarks.measuring import Measurement, Results
+from benchmarks.plots import AIM_COLOR, BARE_COLOR, finish, panels
+from benchmarks.rabbitmq_report import Aim
 from benchmarks.results import show
+
+#: By name.
+Rates = Mapping[str, Sequence[float]]
+LATENESS_MS = 100
+SCHEDULE = f"rate: {kafka_schedule.OURS} / {kafka_schedule.RAW}"
+COMPOSED = f"rate: {kafka_schedule.COMPOSED} / {kafka_schedule.RAW}"
+DISPATCH = f"rate: {kafka_dispatch.OURS} / {kafka_dispatch.RAW}"
+TWO = f"rate: {kafka_dispatch.TWO} / {kafka_dispatch.OURS}"
+AIMS = (
+    Aim(name=SCHEDULE, value=0.8),
+    Aim(name=DISPATCH, value=0.3, store=STORE),
+    *(Aim(name=f"{rate}/s, {SEEN}, p99", value=LATENESS_MS, most=True) for rate in RATES),
+)
+
+
+def add_ratios(results: Results, *, schedule: Rates, dispatch: Rates) -> None:
+    """Add the ratios that are aimed at, each with its spread over the repeats."""
+    _add_ratio(results, SCHEDULE, schedule, kafka_schedule.OURS, kafka_schedule.RAW)
+    _add_ratio(results, COMPOSED, schedule, kafka_schedule.COMPOSED, kafka_schedule.RAW)
+    _add_ratio(results, DISPATCH, dispatch, kafka_dispatch.OURS, kafka_dispatch.RAW)
+    _add_ratio(results, TWO, dispatch, kafka_dispatch.TWO, kafka_dispatch.OURS)
+
+
+def aims_table(measurements: Sequence[Measurement]) -> str:
+    """Return all aims and what was measured."""
+    lines = ["| measurement | aim | median | min - max | unit | met |", "|---|---:|---:|---:|---|---|"]
+    for aim in AIMS:
+        for m in filter(aim.is_of, measurements):
+            wanted = f"{'<=' if aim.most else '>='} {aim.value:g}"
+            met = "yes" if aim.is_met_by(m) else "**no**"
+            lines.append(
+                f"| {m.name} | {wanted} | {_fine(m.value)} | {_fine(m.min)} - {_fine(m.max)} | {m.unit} | {met} |"
+            )
+    return "\n".join(lines)
+
+
+def _add_ratio(results: Results, name: str, rates: Rates, mine: str, other: str) -> None:
+    ratios = [ours / its for ours, its in zip(rates[mine], rates[other], strict=True)]
+    results.add(STORE, name, ratios, "times")
+
+
+def _fine(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else show(value)
+
 
 DESIGNS = (*(f"radix {radix}" for radix in RADIXES), BUCKETS)
 
@@ -17,7 +68,7 @@ def kafka_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]
     """Return them by their names."""
     return {
         "kafka machine": _machine_line(measurements, machine),
-        "kafka aims": kafka_aims.table(measurements),
+        "kafka aims": aims_table(measurements),
         "kafka rates": _table(measurements, lambda m: m.unit in ("messages/s", "moves/s")),
         "kafka cpu": _table(measurements, lambda m: m.unit == "us/message"),
         "kafka choice": choice(measurements),
@@ -76,3 +127,81 @@ def _table(measurements: Sequence[Measurement], wanted: Callable[[Measurement], 
         spread = "" if m.repeats == 1 else f"{show(m.min)} - {show(m.max)}"
         lines.append(f"| {m.store} | {m.name} | {show(m.value)} | {spread} | {m.unit} | {ratio} | {m.ratio_to} |")
     return "\n".join(lines)
+
+
+OURS_COLOR = "#0b7285"
+DESIGN_COLORS = dict(zip(DESIGNS, ("#99e9f2", "#0b7285", "#748ffc", "#364fc7", BARE_COLOR), strict=True))
+STYLES = (("-", "#0b7285"), (":", "#0b7285"), ("-", "#364fc7"), (":", "#364fc7"))
+
+
+def draw_all(results: Results, folder: Path) -> list[Path]:
+    """Draw rates, CPU time, writes and lateness, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {
+        "kafka_rates.png": _draw_bars(results, "messages/s", "messages a second"),
+        "kafka_cpu.png": _draw_bars(results, "us/message", "CPU time, microseconds a message"),
+        "kafka_writes.png": _draw_writes(results),
+        "kafka_lateness.png": _draw_lateness(results),
+    }
+    for name, figure in pictures.items():
+        figure.savefig(folder / name, dpi=110)
+    return [folder / name for name in pictures]
+
+
+def _draw_bars(results: Results, unit: str, title: str) -> Figure:
+    measured = [m for m in results.measurements if m.unit == unit][::-1]
+    figure, (axis,) = panels(1, height=1.2 + 0.36 * len(measured), sharey=False)
+    spread = [[m.value - m.min for m in measured], [m.max - m.value for m in measured]]
+    colors = [BARE_COLOR if m.name.startswith("raw") else OURS_COLOR for m in measured]
+    names = [m.name if m.store == STORE else f"{m.name}, {m.store}" for m in measured]
+    axis.barh(names, [m.value for m in measured], xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
+    axis.margins(x=0.25)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    for position, m in enumerate(measured):
+        axis.annotate(_label(m), (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
+    finish(axis, f"{title}; whiskers min to max", grid="x")
+    return figure
+
+
+def _label(m: Measurement) -> str:
+    return show(m.value) + ("" if m.ratio is None else f"   x {m.ratio:.2f} of {m.ratio_to}")
+
+
+def _draw_writes(results: Results) -> Figure:
+    figure, (axis,) = panels(1, height=3.8, sharey=False)
+    width = 0.8 / len(DESIGNS)
+    for number, design in enumerate(DESIGNS):
+        found = [results.get(design, f"writes counted, {name}") for name in DELAYS_MS]
+        rungs = results.get(design, "rungs")
+        places = [position + (number - (len(DESIGNS) - 1) / 2) * width for position in range(len(DELAYS_MS))]
+        label = f"{design}: {rungs.value:.0f} topics to wait in" if rungs else design
+        values = [m.value if m else 0.0 for m in found]
+        bars = axis.bar(places, values, width * 0.92, color=DESIGN_COLORS[design], label=label)
+        axis.bar_label(bars, fmt="{:.1f}", fontsize=7)
+    axis.set_xticks(range(len(DELAYS_MS)), list(DELAYS_MS))
+    axis.set_xlabel("delay, and half more or less")
+    axis.legend(fontsize="small")
+    finish(axis, "Writes of a message after the sender's own, mean; buckets are simulated", grid="y")
+    return figure
+
+
+def _draw_lateness(results: Results) -> Figure:
+    figure, (axis,) = panels(1, height=4.2, sharey=False)
+    for (name, values), (style, color) in zip(results.samples.items(), STYLES, strict=True):
+        ordered = sorted(max(value, 0.5) for value in values)
+        shares = [(position + 1) / len(ordered) * 100 for position in range(len(ordered))]
+        p99 = results.get(STORE, f"{name[1]}, p99")
+        label = f"{name[1]}: p99 {show(p99.value)} ms" if p99 else name[1]
+        axis.plot(ordered, shares, style, color=color, label=label)
+    axis.axvline(LATENESS_MS, color=AIM_COLOR, lw=1, label=f"aim: p99 within {LATENESS_MS} ms for a consumer")
+    axis.axhline(99, color=AIM_COLOR, lw=1, ls=":")
+    axis.set_xscale("log")
+    axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], minor=False)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("")
+    axis.set_xlim(0.5, max(200, *(max(values) for values in results.samples.values())) * 1.2)
+    axis.set_xlabel("lateness, ms (below 0.5 drawn as 0.5)")
+    axis.set_ylabel("messages at most so late, %")
+    axis.legend(loc="lower right", fontsize="small")
+    finish(axis, "Lateness at a steady rate, delays of 3 to 10 s", grid="both")
+    return figure

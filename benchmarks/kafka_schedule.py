@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from airflow_delay_provider.brokers.base import Outcome
+from confluent_kafka import KafkaException, Producer
+
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
-from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of
-from benchmarks.kafka_raw import RawProducer
-from benchmarks.kafka_reading import read_all
+from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of, read_all
 from benchmarks.measuring import Results, expect, rate, say
 
 #: Messages of one call.
@@ -23,8 +24,9 @@ BATCH = 10_000
 #: Long enough that a dispatcher would only move them; none runs.
 DELAY_SECONDS = (60, 86_400)
 OURS, COMPOSED = "schedule", "schedule, messages composed inside"
+#: As safe as ours: confirmed by all replicas in sync, and each record once.
+CONFIRMED = {"acks": "all", "enable.idempotence": True}
 RAW, RAW_HEADERS = "raw produce", "raw produce with headers that schedule"
-
 Batch = Sequence[tuple[bytes, datetime]]
 
 
@@ -87,3 +89,37 @@ def _run(prepare: Callable[[Batch], Callable[[], object]], n: int) -> float:
     items = [(os.urandom(PAYLOAD_BYTES), now + timedelta(seconds=delays.randint(*DELAY_SECONDS))) for _ in range(n)]
     calls = [prepare(items[start : start + BATCH]) for start in range(0, n, BATCH)]
     return rate(n, lambda: [call() for call in calls])
+
+
+class RawProducer:
+    """Produces and counts the delivery reports."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, **CONFIRMED})
+        self._reported = 0
+
+    def produce(self, topic: str, payloads: Sequence[bytes]) -> None:
+        """Return when the broker has confirmed all payloads."""
+        self._reported, produce, note = 0, self._producer.produce, self._note
+        for payload in payloads:
+            produce(topic, payload, on_delivery=note)
+        self._producer.flush(60)
+        expect("delivery reports", self._reported, len(payloads))
+
+    def request(self, inbox: str, channel: str, items: Sequence[tuple[str, bytes, int]]) -> None:
+        """Schedule by headers, as anybody may who can write to Kafka: id, payload and due time."""
+        self._reported, produce, note, where = 0, self._producer.produce, self._note, channel.encode()
+        for message_id, payload, due_ms in items:
+            headers = [
+                (protocol.ID, message_id.encode()),
+                (protocol.CHANNEL, where),
+                (protocol.DELIVER_AT, b"%d" % due_ms),
+            ]
+            produce(inbox, payload, headers=headers, on_delivery=note)
+        self._producer.flush(60)
+        expect("delivery reports", self._reported, len(items))
+
+    def _note(self, error: Any, _record: Any) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        self._reported += 1

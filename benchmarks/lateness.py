@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.ledger.database import Ledger
 from benchmarks.databases import PAYLOAD_BYTES, Database
 from benchmarks.inspecting import dispatch_times, expect_ledger
 from benchmarks.measuring import Results, expect, percentile, say

@@ -9,9 +9,9 @@ from statistics import median
 
 from sqlalchemy import Connection
 
+from airflow_delay_provider.brokers.ledger import delivery, listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.ledger import counts, delivery, listing
-from airflow_delay_provider.ledger.database import Ledger
 from benchmarks.databases import Database, Rows
 from benchmarks.measuring import Results, expect, say
 
@@ -80,7 +80,7 @@ def _loaded(database: Database, size: int, stack: ExitStack) -> Ledger:
 
 def _looks(ledger: Ledger, size: int) -> dict[str, Look]:
     with ledger.read() as connection:
-        expect("rows", sum(counts.by_state(connection).values()), size)
+        expect("rows", sum(listing.count_by_state(connection).values()), size)
         # Cancelled messages lie evenly among all: a page with half of them ends in the middle.
         half_of_cancelled = max(1, size // CANCELLED_EVERY // 2)
         middle = listing.page(connection, states=[State.CANCELLED], size=half_of_cancelled).next
@@ -94,8 +94,8 @@ def _looks(ledger: Ledger, size: int) -> dict[str, Look]:
         "page in the middle of a channel and state": lambda c: listing.page(
             c, channel=CHANNEL, states=[State.DISPATCHED], token=middle
         ),
-        "counts by state": lambda c: counts.by_state(c),
-        "counts by channel": lambda c: counts.by_channel(c),
+        "counts by state": lambda c: listing.count_by_state(c),
+        "counts by channel": lambda c: listing.count_by_channel(c),
         "next due": lambda c: delivery.next_due_ms(c),
         "next due of a channel": lambda c: listing.next_scheduled_at(c, channel=CHANNEL),
     }

@@ -64,4 +64,4 @@ def _is_well(log: IO[str]) -> bool:
             loops = json.load(answer)["loops"]
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
-    return "dispatch_due" in loops and all(loop["last_run_ended_at"] for loop in loops.values())
+    return "dispatch_embedded" in loops and all(loop["last_run_ended_at"] for loop in loops.values())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.ledger.database import Ledger
 from benchmarks.bare import open_bare, rows_of
 from benchmarks.databases import PAYLOAD_BYTES, Database
 from benchmarks.inspecting import expect_ledger

@@ -1,6 +1,6 @@
-"""Handle the messages of a channel: what cannot be done yet comes again later, what cannot be done at all is set aside.
+"""Consume the messages of a channel: defer the ones that cannot be handled yet, and dead-letter the broken ones.
 
-The job that defers itself comes back after a second through the dispatcher; nobody blocks for it.
+A deferred message comes back after its delay, and no process waits for it meanwhile.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, task
 
-from airflow_delay_provider.domain.message import Message, decode_payload
-from airflow_delay_provider.exceptions import DeferMessage
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider import DeferMessage, DelayHook, Message, ScheduleMessageOperator, decode_payload
 
 with DAG(dag_id="example_consume", schedule=None, tags=["delay", "example"], doc_md=__doc__):
     send_jobs = ScheduleMessageOperator(
@@ -31,10 +28,10 @@ with DAG(dag_id="example_consume", schedule=None, tags=["delay", "example"], doc
             job = decode_payload(message.payload, message.content_type)
             if message.headers.get("printer") == "cold" and message.handled_count == 0:
                 raise DeferMessage(1, "the printer is warming up")
-            # A KeyError: this job goes to the dead-letter channel with the reason.
+            # The third job raises a KeyError here, so it goes to the dead-letter channel.
             print(f"printed the {job['print']}")
 
-        # Two are printed, one is deferred on its way, one is set aside: four settled in all.
+        # Four in all: two messages are printed, one of them after it was deferred, and one is dead-lettered.
         consumed = DelayHook().consume("example.jobs", handle, limit=4, timeout=timedelta(seconds=60))
         return {"printed": consumed.handled, "deferred": consumed.deferred, "set aside": consumed.dead_lettered}
 

@@ -1,4 +1,4 @@
-"""Change your mind while messages wait: cancel one, expedite another, then wait for what is dispatched."""
+"""Change scheduled messages: cancel one, postpone and expedite another, then wait until it is dispatched."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from airflow_delay_provider.operators.message import (
+from airflow_delay_provider import (
     CancelMessageOperator,
+    MessageDispatchedSensor,
     RescheduleMessageOperator,
     ScheduleMessageOperator,
 )
-from airflow_delay_provider.sensors.message import MessageDispatchedSensor
 
 with DAG(dag_id="example_control", schedule=None, tags=["delay", "example"], doc_md=__doc__):
     chase_payment = ScheduleMessageOperator(
@@ -20,7 +20,7 @@ with DAG(dag_id="example_control", schedule=None, tags=["delay", "example"], doc
         payload={"invoice": 4711, "action": "chase"},
         deliver_after=timedelta(days=14),
     )
-    # The invoice was paid in time: nobody is chased.
+    # The invoice was paid in time.
     call_off = CancelMessageOperator(task_id="call_off", message_ids=chase_payment.output)
 
     thank = ScheduleMessageOperator(

@@ -1,6 +1,6 @@
-"""Every day's figures are announced at nine on the next morning, whenever the DAG ran.
+"""Announce each day's figures at nine the next morning, whenever the DAG runs.
 
-The time comes from the run's own dates, so a backfill computes past times: those messages are delivered at once.
+The due time follows from the dates of the run. A backfill gets due times in the past, so its messages are sent at once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 from airflow.sdk import DAG, task
 
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
-from airflow_delay_provider.sensors.message import MessageDispatchedSensor
+from airflow_delay_provider import MessageDispatchedSensor, ScheduleMessageOperator
 
 with DAG(
     dag_id="example_delayed_message",
@@ -25,7 +24,7 @@ with DAG(
     def compute_figures() -> dict[str, int]:
         return {"orders": 12, "returns": 3}
 
-    # Run it again and nothing is scheduled twice: the id derives from the run and the task.
+    # If the task runs again, it schedules nothing twice: the message id depends on the run and the task.
     announce = ScheduleMessageOperator(
         task_id="announce",
         channel="example.figures",
@@ -35,7 +34,7 @@ with DAG(
         deliver_at="{{ data_interval_end + macros.timedelta(hours=9) }}",
     )
 
-    # Waits overnight without a worker slot.
+    # Deferred overnight, without a worker slot.
     announced = MessageDispatchedSensor(task_id="announced", message_ids=announce.output, timeout=24 * 60 * 60)
 
     @task

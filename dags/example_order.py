@@ -1,6 +1,6 @@
-"""A message for each order, made by a function; then wait for an answer in a channel and take it.
+"""Schedule a message for each order, then wait for an answer in a channel and take it.
 
-Answer it yourself: airflow delay send example.answers --payload '{"paid": true}'
+You can send the answer yourself: airflow delay send example.answers --payload '{"paid": true}'
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
-from airflow_delay_provider.sensors.message import MessageSensor
+from airflow_delay_provider import MessageSensor, ScheduleMessageOperator
 
 with DAG(
     dag_id="example_order",
     schedule=None,
-    params={"seconds": Param(10, type="number", minimum=0, description="How long the messages wait.")},
+    params={"seconds": Param(10, type="number", minimum=0, description="Delay of the messages.")},
     tags=["delay", "example"],
     doc_md=__doc__,
 ):

@@ -1,22 +1,22 @@
-"""Reminders that arrive later: three to be read at their times, and one that the DAG waits for without a worker.
+"""Schedule three reminders, and wait for a fourth without a worker slot.
 
-Start it with other delays: {"seconds": 60}
+Use another delay with {"seconds": 60}.
 """
 
 from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider import ScheduleMessageOperator
 
 with DAG(
     dag_id="example_reminder",
     schedule=None,
-    params={"seconds": Param(15, type="number", minimum=0, description="How long the first reminder waits.")},
+    params={"seconds": Param(15, type="number", minimum=0, description="Delay of the first reminder.")},
     tags=["delay", "example"],
     doc_md=__doc__,
 ):
-    # One call stores all three, or none. Each has its own time, the rest they share.
+    # Schedules all three or none. Each has its own delay; they share the other fields.
     remind_later = ScheduleMessageOperator(
         task_id="remind_later",
         channel="reminders",
@@ -28,7 +28,7 @@ with DAG(
         ],
     )
 
-    # Deferred until its message is in the channel: no worker slot, no thread, no connection of its own.
+    # Deferred until its message is in the channel, without a worker slot.
     remind_and_wait = ScheduleMessageOperator(
         task_id="remind_and_wait",
         channel="reminders",
@@ -40,7 +40,7 @@ with DAG(
 
     @task
     def go_home(message_id: str) -> None:
-        """Runs right after the reminder has arrived."""
+        """Run right after the reminder has arrived."""
         print(f"Reminder {message_id} has arrived.")
 
     go_home(remind_and_wait.output)

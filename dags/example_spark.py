@@ -1,12 +1,12 @@
-"""A Spark job whose source may be down: it is submitted again by a message, and nothing waits but that message.
+"""Retry a Spark job whose source may be down, without a worker slot between the attempts.
 
-It needs a connection that runs Spark in the task's own process tree, for it is an example:
+Define a connection that runs Spark inside the task:
 
     airflow connections add spark_local --conn-type spark --conn-host 'local[1]'
 
-While nobody answers at the source, the job fails with "Connection refused", which may pass, and the task is deferred.
-`python -m http.server 8799 --bind 127.0.0.1` in a folder with a file orders.jsonl lets the next attempt succeed.
-Start it with another source: {"source": "http://127.0.0.1:8000/orders.jsonl"}
+While the source is down, the job fails with "Connection refused". This is a temporary failure, so the task is deferred.
+Run `python -m http.server 8799 --bind 127.0.0.1` in a folder with a file orders.jsonl, and the next attempt succeeds.
+Use another source with {"source": "http://127.0.0.1:8000/orders.jsonl"}.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param
 
-from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
-from airflow_delay_provider.spark.retrying import SparkRetries
+from airflow_delay_provider import Backoff, SparkRetries, SparkSubmitRetryOperator
 
 SOURCE = "http://127.0.0.1:8799/orders.jsonl"
 
 with DAG(
     dag_id="example_spark",
     schedule=None,
-    params={"source": Param(SOURCE, type="string", description="Where JSON lines with id and state are.")},
+    params={"source": Param(SOURCE, type="string", description="URL of JSON lines with id and state.")},
     tags=["delay", "example", "spark"],
     doc_md=__doc__,
 ):
@@ -34,7 +32,7 @@ with DAG(
         conn_id="spark_local",
         application=str(Path(__file__).parent / "jobs" / "count_orders.py"),
         application_args=["{{ params.source }}"],
-        # For one small job on one machine; a real one has its own.
+        # For one small job on one machine; use the settings of your cluster.
         driver_memory="512m",
         conf={
             "spark.ui.enabled": "false",
@@ -42,12 +40,12 @@ with DAG(
             "spark.sql.shuffle.partitions": "1",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
-        # Before retry 1, 2, 3 ...: 30-60, 30-120, 30-240 ... up to 30-600 seconds, for two hours at most.
+        # Waits 30-60, 30-120, 30-240 ... up to 30-600 seconds before the retries, for two hours at most.
         spark_retries=SparkRetries(
             max_attempts=8,
             max_elapsed=timedelta(hours=2),
             backoff=Backoff(initial=timedelta(seconds=60), cap=timedelta(minutes=10), floor=timedelta(seconds=30)),
         ),
-        # So that it goes on where it stood when its worker is lost.
+        # If the worker is lost, Airflow's own retry continues with the remaining attempts.
         retries=1,
     )

@@ -1,4 +1,4 @@
-"""`./dev demo` and `./dev up`: a real Airflow with SQLite and the embedded broker, and messages on their way."""
+"""`./dev demo` and `./dev up`: run a real Airflow with SQLite and the embedded broker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from demo.java import find_java_home  # noqa: E402 - found on the path set above
+from demo.report import Report  # noqa: E402
 from demo.spark_tour import CONNECTIONS, SPARK_DAG  # noqa: E402
 from demo.tour import DEMO_DAG, Tour  # noqa: E402
-from demo.voice import Voice  # noqa: E402
-from tests.servers.airflow import Airflow, AirflowConfig  # noqa: E402
-from tests.servers.component import ComponentDiedError  # noqa: E402
-from tests.servers.server import UnavailableError  # noqa: E402
+from tools.servers.airflow import Airflow, AirflowConfig  # noqa: E402
+from tools.servers.component import ComponentDiedError  # noqa: E402
+from tools.servers.server import UnavailableError  # noqa: E402
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -32,59 +32,59 @@ def main(command: str) -> int:
     for signum in STOP_SIGNALS:
         signal.signal(signum, leave)
     run_dir = ROOT / ".run" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{command}-{os.getpid()}"
-    voice = Voice()
-    voice.say(f"everything of this run is in {run_dir.relative_to(ROOT)}, the logs in its folder logs")
-    has_java = prepare_spark(run_dir, voice)
+    report = Report()
+    report.step(f"all files of this run are in {run_dir.relative_to(ROOT)}, its logs in the subfolder logs")
+    has_java = prepare_spark(run_dir, report)
     config = AirflowConfig(dags={"examples": ROOT / "dags"}, parallelism=3, connections=CONNECTIONS)
     airflow = Airflow(run_dir, config)
     try:
-        start(airflow, voice)
-        Tour(airflow, voice, with_spark=has_java).run() if command == "demo" else keep_up(airflow, voice)
+        start(airflow, report)
+        Tour(airflow, report, with_spark=has_java).run() if command == "demo" else keep_up(airflow, report)
     except (ComponentDiedError, RuntimeError, TimeoutError) as error:
-        voice.fail(f"{error}\nall logs: {airflow.log_dir}")
+        report.fail(f"{error}\nall logs: {airflow.log_dir}")
         return 1
     finally:
         for signum in STOP_SIGNALS:
-            signal.signal(signum, signal.SIG_IGN)  # stopping is bounded in time: let it finish
-        voice.say("stopping all components")
+            signal.signal(signum, signal.SIG_IGN)  # stopping takes a limited time: let it finish
+        report.step("stopping all components")
         airflow.stop()
-    voice.say("done")
+    report.step("done")
     return 0
 
 
-def prepare_spark(run_dir: Path, voice: Voice) -> bool:
-    """Say in the environment, which tasks inherit, where Spark finds what it needs; return whether there is a Java."""
+def prepare_spark(run_dir: Path, report: Report) -> bool:
+    """Set the environment variables that Spark tasks inherit; return whether Java is available."""
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     try:
         os.environ["JAVA_HOME"] = str(find_java_home(run_dir))
     except UnavailableError:
-        voice.say("no Java 17 here and none to be had, so Spark is left out: apt-get install openjdk-17-jre-headless")
+        report.step("skipping Spark, because Java 17 is missing: apt-get install openjdk-17-jre-headless")
         return False
     return True
 
 
-def start(airflow: Airflow, voice: Voice) -> None:
-    voice.say("creating Airflow's database and the ledger (SQLite)")
+def start(airflow: Airflow, report: Report) -> None:
+    report.step("creating Airflow's database and the ledger (SQLite)")
     airflow.prepare()
-    voice.say("starting api-server, dag-processor, triggerer, scheduler, and the dispatcher")
+    report.step("starting API server, DAG processor, triggerer, scheduler and dispatcher")
     airflow.start()
-    voice.say("all components are healthy")
+    report.step("all components are healthy")
 
 
-def keep_up(airflow: Airflow, voice: Voice) -> None:
+def keep_up(airflow: Airflow, report: Report) -> None:
     with airflow.api() as api:
         api.wait_for_dag(DEMO_DAG)
         api.trigger(DEMO_DAG, {"seconds": 60})
-    voice.show(
+    report.show(
         f"""
 Airflow        {airflow.url}  (no login; this machine only)
-a run to see   {airflow.url}/dags/{DEMO_DAG}
+messages       {airflow.url}/dags/{DEMO_DAG}  (a run is on its way)
+Spark retries  {airflow.url}/dags/{SPARK_DAG}  (trigger it: its source is down, so the job fails and is retried;
+               see the task's log, all attempts in its Storage tab, and the page behind "Delayed message")
 dispatcher     {airflow.dispatcher_url}/health
 metrics        {airflow.dispatcher_url}/metrics
-a Spark job    {airflow.url}/dags/{SPARK_DAG}  (trigger it: its source is down, so it fails, waits and comes back;
-               see the task's log, its Storage tab with all attempts, and the page behind "Delayed message")
 
-In another terminal, in this folder:
+Try these commands in another terminal, in this folder:
   export AIRFLOW_HOME={airflow.home}
   .venv/bin/airflow delay status
   .venv/bin/airflow delay list --channel reminders
@@ -92,11 +92,11 @@ In another terminal, in this folder:
   .venv/bin/airflow delay consume reminders --limit 1
   .venv/bin/airflow delay retries
   .venv/bin/airflow delay retries --dag-id {SPARK_DAG} --expedite
-The source of the Spark job, to bring it up:
+Start the source of the Spark job, so that its next attempt succeeds:
   echo '{{"id": 1, "state": "paid"}}' > /tmp/orders.jsonl
   .venv/bin/python -m http.server 8799 --bind 127.0.0.1 --directory /tmp
 
-Ctrl-C ends it all."""
+Press Ctrl-C to stop everything."""
     )
     while True:
         for component in airflow.all_components:

@@ -1,4 +1,4 @@
-"""The tour: one DAG run, its messages from being scheduled to being received, each step with a deadline."""
+"""The first part of the demo: follow one DAG run and its messages until they are received."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Delivery
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.records import MessageRecord
+from demo.report import Report
 from demo.spark_tour import SparkTour
-from demo.voice import Voice
-from tests.servers.airflow import Airflow
+from tools.servers.airflow import Airflow
 
 DEMO_DAG = "example_reminder"
 CHANNEL = "reminders"
 MESSAGES = 4
-#: For each step of Airflow, on a busy machine; the waiting time of the messages comes on top.
+#: Time limit of each step, for a busy machine; the delay of the messages is added to it.
 STEP_SECONDS = 180
-#: Of the first message. Airflow needs a few seconds between a task's deferral and its return (SQLite).
+#: Delay of the first message. With SQLite, Airflow needs a few seconds to defer and resume a task.
 DELAY_SECONDS = 12
 
 
 class Tour:
-    """Follows one run of the demo DAG, and one with Spark where there is a Java."""
+    """Follows one run of the demo DAG, and one with Spark if Java is available."""
 
-    def __init__(self, airflow: Airflow, voice: Voice, *, with_spark: bool) -> None:
+    def __init__(self, airflow: Airflow, report: Report, *, with_spark: bool) -> None:
         self.airflow = airflow
-        self.voice = voice
+        self.report = report
         self.api = airflow.api()
         self.broker = EmbeddedBroker(Ledger(airflow.ledger_url))
         self.received: dict[str, datetime] = {}
-        self.spark = SparkTour(airflow, self.api, self.broker, voice) if with_spark else None
+        self.spark = SparkTour(airflow, self.api, self.broker, report) if with_spark else None
 
     def run(self) -> None:
-        """Raise when a step does not happen in time."""
+        """Raise if a step does not happen in time."""
         with self.api, self.broker:
             run_id = self._start_run()
             waiting = self._see_messages_scheduled()
@@ -49,15 +49,15 @@ class Tour:
                 self.spark.begin()
             self._receive(waiting)
             self._see_task_resumed(run_id)
-            self.voice.show(self._summary(self._records()))
+            self.report.show(self._summary(self._records()))
             if self.spark is not None:
                 self.spark.follow()
-        self.voice.say("./dev up starts the same Airflow and keeps it running, to look at it in the browser")
+        self.report.step("run ./dev up to keep this Airflow running and look at it in the browser")
 
     def _start_run(self) -> str:
         self.api.wait_for_dag(DEMO_DAG)
         run_id = self.api.trigger(DEMO_DAG, {"seconds": DELAY_SECONDS})
-        self.voice.say(f"started DAG {DEMO_DAG}: run {run_id}")
+        self.report.step(f"started DAG {DEMO_DAG}: run {run_id}")
         return run_id
 
     def _see_messages_scheduled(self) -> Sequence[MessageRecord]:
@@ -65,13 +65,13 @@ class Tour:
             records = self._records()
             return records if len(records) == MESSAGES else None
 
-        what = f"{MESSAGES} messages are scheduled by the tasks"
+        what = f"the tasks have scheduled {MESSAGES} messages"
         records: Sequence[MessageRecord] = self.airflow.wait_for(all_scheduled, what=what, seconds=STEP_SECONDS)
         for record in records:
             wait = (record.message.deliver_at - record.scheduled_at).total_seconds()
             task_id = record.message.origin.task_id if record.message.origin else "?"
             due = _clock(record.message.deliver_at)
-            self.voice.say(f"task {task_id} scheduled message {record.message.id}, due {due} (in {wait:.1f} s)")
+            self.report.step(f"task {task_id} scheduled message {record.message.id}, due {due} (in {wait:.1f} s)")
         return records
 
     def _see_task_deferred(self, run_id: str) -> None:
@@ -81,9 +81,9 @@ class Tour:
             pool = self.api.pool()
             return pool if pool["deferred_slots"] == 1 and pool["occupied_slots"] == 0 else None
 
-        what = "one task is deferred and none takes a worker slot"
+        what = "one task is deferred and no worker slot is taken"
         pool = self.airflow.wait_for(no_worker_busy, what=what, seconds=STEP_SECONDS)
-        self.voice.say(
+        self.report.step(
             f"task remind_and_wait is deferred; worker slots taken: {pool['occupied_slots']} of {pool['slots']}"
         )
 
@@ -93,33 +93,32 @@ class Tour:
 
         def all_received() -> bool:
             for delivery in self.broker.receive(CHANNEL, limit=MESSAGES):
-                self._note(delivery)
+                self._check_and_ack(delivery)
             return len(self.received) == len(waiting)
 
         what = f"{MESSAGES} messages are received from channel {CHANNEL}"
         self.airflow.wait_for(all_received, what=what, seconds=seconds, interval=0.05)
 
-    def _note(self, delivery: Delivery) -> None:
+    def _check_and_ack(self, delivery: Delivery) -> None:
         now, message = datetime.now(UTC), delivery.message
         self.broker.ack([delivery])
         record = self._record(message.id)
         if record.lateness is None or record.lateness < timedelta(0) or message.id in self.received:
             raise RuntimeError(f"message {message.id} came early or twice: {record}")
         self.received[message.id] = now
-        self.voice.say(
-            f"message {message.id} was dispatched {_ms(record.lateness)} after its time and received:"
-            f" {message.payload.decode()}"
+        self.report.step(
+            f"message {message.id} was dispatched {_ms(record.lateness)} late and received: {message.payload.decode()}"
         )
 
     def _see_task_resumed(self, run_id: str) -> None:
         task = self.api.wait_for_task(
             DEMO_DAG, run_id, "remind_and_wait", frozenset({"success", "failed"}), seconds=STEP_SECONDS
         )
-        self.voice.say(f"task remind_and_wait was resumed by the dispatch: {task['state']}")
+        self.report.step(f"task remind_and_wait was resumed by the dispatch: {task['state']}")
         state = self.api.wait_for_run(DEMO_DAG, run_id, seconds=STEP_SECONDS)
         if state != "success":
             raise RuntimeError(f"run {run_id} of {DEMO_DAG} ended as {state}")
-        self.voice.say(f"the run has ended: {state}")
+        self.report.step(f"the DAG run ended: {state}")
 
     def _summary(self, records: Sequence[MessageRecord]) -> Table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.databases import fresh_database
+from airflow_delay_provider.brokers.ledger import migrations
+from tests.databases import EmptiedDatabases, fresh_database, quick_sqlite_migrations, real_upgrade
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.ledger.database import Ledger
+    from airflow_delay_provider.brokers.ledger.database import Ledger
 
 # Airflow reads these when it is first imported, which is after this file.
 _HOME = tempfile.mkdtemp(prefix="delay-airflow-home-")
@@ -75,7 +76,7 @@ def queue_type(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def migrated_postgres() -> Iterator[str]:
     """A migrated database that others are copied from; nobody stays connected to it."""
-    from airflow_delay_provider.ledger.database import Ledger
+    from airflow_delay_provider.brokers.ledger.database import Ledger
 
     with fresh_database() as url:
         ledger = Ledger(url)
@@ -84,16 +85,37 @@ def migrated_postgres() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_sqlite_migrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with quick_sqlite_migrations(tmp_path_factory.mktemp("migrated")):
+        yield
+
+
+@pytest.fixture
+def real_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Alembic create the tables of new SQLite files too."""
+    monkeypatch.setattr(migrations, "upgrade", real_upgrade)
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """A SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
+@pytest.fixture(scope="session")
+def emptied_databases(migrated_postgres: str) -> Iterator[EmptiedDatabases]:
+    databases = EmptiedDatabases(migrated_postgres)
+    yield databases
+    databases.drop_all()
+
+
 @pytest.fixture
 def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh, migrated PostgreSQL database."""
-    with fresh_database(template=request.getfixturevalue("migrated_postgres")) as url:
+    """A migrated PostgreSQL database that is as good as new."""
+    # Asked for only now: without a server tests on SQLite run all the same.
+    databases: EmptiedDatabases = request.getfixturevalue("emptied_databases")
+    with databases.lend() as url:
         yield url
 
 
@@ -114,7 +136,7 @@ def ledger_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     """A fresh ledger, once on each database."""
-    from airflow_delay_provider.ledger.database import Ledger
+    from airflow_delay_provider.brokers.ledger.database import Ledger
 
     opened = Ledger(ledger_url)
     yield opened

@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import update
 
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.environment import this_machine
+from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, Heartbeat, beat, read_dispatchers
+from airflow_delay_provider.brokers.ledger.tables import dispatcher
 from airflow_delay_provider.domain.clock import ONE_MS
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.heartbeats import DispatcherRecord, Heartbeat, beat, read_dispatchers
-from airflow_delay_provider.ledger.machine import this_machine
-from airflow_delay_provider.ledger.tables import dispatcher
 
 WELL: Mapping[str, Any] = {"well": True, "succeeded_ms_ago": 20, "failures": 0, "error": None}
 OWNER = "host-1:4711:abcdef"
@@ -20,7 +20,13 @@ OWNER = "host-1:4711:abcdef"
 
 def heartbeat(**fields: Any) -> Heartbeat:
     """A heartbeat of a dispatcher that is well."""
-    ours = {"owner": OWNER, "machine": this_machine(), "pid": 4711, "version": "0.1.0", "loops": {"dispatch_due": WELL}}
+    ours = {
+        "owner": OWNER,
+        "machine": this_machine(),
+        "pid": 4711,
+        "version": "0.1.0",
+        "loops": {"dispatch_embedded": WELL},
+    }
     return Heartbeat(**ours | fields)
 
 

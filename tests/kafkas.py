@@ -27,13 +27,13 @@ from confluent_kafka.admin import (
 )
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
-from airflow_delay_provider.brokers.kafka.link import NODE_LEFT
-from airflow_delay_provider.exceptions import BrokerError, MessagesWaitError
+from airflow_delay_provider.brokers.kafka.client import NODE_LEFT
+from airflow_delay_provider.domain.exceptions import BrokerError, MessagesWaitError
 from tests.certificates import Authority
 from tests.given import do_without, require_server
-from tests.servers.component import wait_for
-from tests.servers.kafka import SOON_MISSED, Kafka, KafkaCluster
-from tests.servers.server import UnavailableError
+from tools.servers.component import wait_for
+from tools.servers.kafka import QUICK_JVM_OPTIONS, SOON_MISSED, Kafka, KafkaCluster
+from tools.servers.server import UnavailableError
 
 ClusterT = TypeVar("ClusterT", bound=KafkaCluster)
 
@@ -172,23 +172,23 @@ def delete_ladder(broker: KafkaBroker) -> None:
 
 
 @contextmanager
-def climbing(client: KafkaBroker) -> Iterator[None]:
+def dispatching(client: KafkaBroker) -> Iterator[None]:
     """A dispatcher of this client runs meanwhile, and may not fail."""
     stop, failed = threading.Event(), list[Exception]()
 
-    def climb() -> None:
-        climber = client.open_climber()
+    def dispatch() -> None:
+        dispatcher = client.open_ladder_dispatcher()
         while not stop.is_set():
             try:
-                climber.run_once()
+                dispatcher.run_once()
             except Exception as error:  # noqa: BLE001 - shown at the end
                 # A busy machine makes passing trouble; what is not permitted does not pass.
                 if not (isinstance(error, BrokerError) and error.may_pass):
                     failed.append(error)
                 stop.wait(0.2)
-        climber.close()
+        dispatcher.close()
 
-    thread = threading.Thread(target=climb)
+    thread = threading.Thread(target=dispatch)
     thread.start()
     try:
         yield
@@ -204,7 +204,7 @@ def climbing(client: KafkaBroker) -> Iterator[None]:
 @contextmanager
 def private_broker(run_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[Kafka]:
     """A broker to be killed or configured; where it cannot be had, skip, or fail on CI."""
-    with _running(Kafka({**SOON_MISSED, **(settings or {})}), run_dir) as broker:
+    with _running(Kafka({**SOON_MISSED, **(settings or {})}, jvm_options=QUICK_JVM_OPTIONS), run_dir) as broker:
         yield broker
 
 
@@ -226,7 +226,7 @@ def secured_broker(run_dir: Path, authority: Authority, settings: Mapping[str, s
     both = run_dir / "broker.pem"
     both.write_bytes(key.read_bytes() + certificate.read_bytes())
     secured = {**_tls_settings(both, authority.file), **_user_settings(), **(settings or {})}
-    with _running(Kafka(secured, listeners=SECURED_LISTENERS), run_dir) as broker:
+    with _running(Kafka(secured, listeners=SECURED_LISTENERS, jvm_options=QUICK_JVM_OPTIONS), run_dir) as broker:
         _add_scram_users(broker.bootstrap)
         yield broker
 

@@ -18,13 +18,13 @@ from uuid import uuid4
 import httpx
 import pika
 
-from airflow_delay_provider.brokers.rabbitmq import declaring, inspecting
+from airflow_delay_provider.brokers.rabbitmq import admin, verify
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.brokers.rabbitmq.receiving import Receiver
+from airflow_delay_provider.brokers.rabbitmq.receive import Receiver
 from tests.given import do_without, require_server
-from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ, RabbitMQ4
-from tests.servers.server import UnavailableError
+from tools.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ, RabbitMQ4
+from tools.servers.server import UnavailableError
 
 URL_VARIABLE = RabbitMQ.variable
 #: The password of users that tests create.
@@ -104,14 +104,14 @@ def counted_looks() -> Iterator[None]:
 
 @contextmanager
 def fresh_vhost() -> Iterator[str]:
-    """The URL of a vhost that nobody else uses, for tests that change a ladder; deleted with all that is in it."""
+    """The URL of a new vhost, for tests that change a ladder; deleted with everything in it."""
     url, name = require_rabbitmq(), f"test-{uuid4().hex}"
     user = urlsplit(url).username
     manage("PUT", f"vhosts/{name}")
     try:
         manage("PUT", f"permissions/{name}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
-        # Nobody kills this broker, so no queue has to settle, and its default settings are good enough.
-        with patch.object(declaring, "SETTLE_SECONDS", 0), patch.object(inspecting, "find_late_retry", return_value=()):
+        # This broker is not killed, so no queue has to settle, and its default settings are good enough.
+        with patch.object(admin, "SETTLE_SECONDS", 0), patch.object(verify, "find_late_retry", return_value=()):
             yield f"{url.rpartition('/')[0]}/{name}"
     finally:
         manage("DELETE", f"vhosts/{name}")
@@ -153,5 +153,5 @@ def private_node(
 
 def problems(broker: RabbitMQBroker) -> list[str]:
     """What verify finds wrong, but for what no connection without ``management_url`` can do."""
-    found = [finding.text for finding in broker.verify_topology() if finding.is_problem]
-    return [text for text in found if "cannot be seen without management_url" not in text]
+    found = [issue.text for issue in broker.verify_topology() if issue.is_problem]
+    return [text for text in found if "without management_url, messages are reported" not in text]

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import psutil
 
 from tests.given import do_without
-from tests.servers.server import UnavailableError
-from tests.servers.spark import HOST, QUICK_JVM, SparkCluster, client_environment
+from tools.servers.server import UnavailableError
+from tools.servers.spark import HOST, QUICK_JVM, SparkCluster, client_environment
 
 CONN_ID = "spark_test"
 JOBS = Path(__file__).parent / "jobs"
@@ -33,7 +33,7 @@ CONF = {
 
 @contextmanager
 def private_cluster(run_dir: Path, *, worker: bool = True, cores: int = 1) -> Iterator[SparkCluster]:
-    """A cluster to be killed; where it cannot be had, skip, or fail on CI."""
+    """Yield a cluster that a test may kill; skip if it cannot start, or fail on CI."""
     cluster = SparkCluster(cores=cores)
     try:
         try:
@@ -54,7 +54,7 @@ def connection_of(cluster: SparkCluster | None, **extra: Any) -> dict[str, Any]:
 
 
 def submitting_environment(connection: Mapping[str, Any]) -> dict[str, str]:
-    """What a process needs to submit jobs over a connection of this name."""
+    """Return the environment in which a process submits jobs over this connection."""
     return {**client_environment(), f"AIRFLOW_CONN_{CONN_ID.upper()}": json.dumps(connection)}
 
 

@@ -1,4 +1,4 @@
-"""Waiting on an event loop for a condition; for threads and processes there is ``tests.servers.component.wait_for``."""
+"""Waiting on an event loop for a condition; for threads and processes there is ``tools.servers.component.wait_for``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Airflow's api-server shows of messages."""
+"""The message page in Airflow's API server."""

@@ -1,4 +1,4 @@
-"""Who may see what. The only file that knows Airflow's security internals."""
+"""Access checks and masking. The only file that uses Airflow's security internals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fastapi import Depends, Request
 
 from airflow_delay_provider.domain.message import Origin
 
-#: The signed-in user; anonymous requests are answered with 401.
+#: The signed-in user; anonymous requests get 401.
 CurrentUser = Annotated[BaseUser, Depends(get_user)]
 
-#: Stands on the application, because Airflow mounts plugins without any check. It is for reading only.
+#: Guards the whole application, because Airflow mounts plugins without any check. Permits reading only.
 require_reader = requires_access_view(AccessView.PLUGINS)
 
 
 def require_task_access(request: Request, user: BaseUser, origin: Origin) -> None:
-    """Answer 403 unless the user may read the task instances of the DAG that a message comes from."""
+    """Raise 403 unless the user may read the task instances of the DAG that scheduled the message."""
     requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE, origin.dag_id)(request, user)
 
 
 def mask_secrets(value: Any) -> Any:
-    """Hide what Airflow hides elsewhere: values under sensitive names, and secrets of its connections."""
+    """Mask what Airflow masks elsewhere: values with sensitive names, and secrets of connections."""
     return redact(value)

@@ -1,4 +1,4 @@
-"""What the page of a message shows, in words."""
+"""The content of a message's page."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow_delay_provider.api.auth import mask_secrets
+from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, find_gap, find_kafka_gap
+from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.clock import ONE_MS
-from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import State, outcome_of
+from airflow_delay_provider.domain.lifecycle import JournalEntry, State, outcome_of
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.hooks.dispatchers import dispatcher_command
-from airflow_delay_provider.ledger.heartbeats import DispatcherRecord
-from airflow_delay_provider.ledger.records import MessageRecord
-from airflow_delay_provider.ledger.service_gaps import find_climb_gap, find_gap
+from airflow_delay_provider.hooks.dispatcher_warning import dispatcher_command
 
 PREVIEW_BYTES = 2048
-#: A message that is put back again and again must not make the page endless.
+#: Limits the page of a message that was requeued many times.
 SHOWN_ENTRIES = 100
 _UNITS = (
     ("d", timedelta(days=1)),
@@ -32,7 +30,7 @@ _UNITS = (
 def message_fields(
     record: MessageRecord, history: Sequence[JournalEntry], *, now: datetime, conn_id: str
 ) -> dict[str, Any]:
-    """Return the fields of ``message.html``; what Airflow deems secret is hidden in them."""
+    """Return the fields of ``message.html``, with secrets masked."""
     message, late = record.message, record.lateness
     waits = record.state is State.SCHEDULED
     preview, cut = preview_payload(message)
@@ -61,16 +59,16 @@ def message_fields(
 
 
 def dispatcher_warning(
-    record: MessageRecord, dispatchers: Sequence[DispatcherRecord], *, conn_id: str, climbed: bool
+    record: MessageRecord, dispatchers: Sequence[DispatcherRecord], *, conn_id: str, needs_dispatcher: bool
 ) -> str | None:
-    """Say why a waiting message would not be dispatched, and what to do; None is nothing known."""
+    """Say why nothing dispatches a waiting message, and what to do; None if no problem is known."""
     if record.state is not State.SCHEDULED:
         return None
     if record.held_by_broker:
-        # RabbitMQ delivers by itself. A dispatcher of Kafka may use another ledger, so only one known here is missed.
-        known = any(conn_id in each.climbs for each in dispatchers)
-        gap = find_climb_gap(dispatchers, conn_id) if climbed and known else None
-        command = f"airflow delay dispatcher --climb {conn_id}"
+        # RabbitMQ needs no dispatcher. One for Kafka may use another ledger, so warn only if it was seen in this one.
+        known = any(conn_id in each.kafka_connections for each in dispatchers)
+        gap = find_kafka_gap(dispatchers, conn_id) if needs_dispatcher and known else None
+        command = f"airflow delay dispatcher --kafka {conn_id}"
     else:
         gap = find_gap(dispatchers, destination=record.destination)
         command = dispatcher_command(conn_id, is_embedded=record.destination is None)
@@ -81,7 +79,7 @@ def dispatcher_warning(
 
 
 def describe_span(span: timedelta) -> str:
-    """Return a length of time in its two largest units, such as ``2 h 5 min``."""
+    """Return a duration in its two largest units, such as ``2 h 5 min``."""
     rest, parts = abs(span), list[str]()
     for name, unit in _UNITS:
         count, rest = divmod(rest, unit)
@@ -93,14 +91,14 @@ def describe_span(span: timedelta) -> str:
 
 
 def describe_moment(moment: datetime, now: datetime) -> str:
-    """Return when ``moment`` is, seen from ``now``."""
+    """Return a time relative to ``now``, such as ``in 1 h``."""
     if abs(moment - now) < ONE_MS:
         return "now"
     return f"in {describe_span(moment - now)}" if moment > now else f"{describe_span(now - moment)} ago"
 
 
 def preview_payload(message: Message) -> tuple[str | None, bool]:
-    """Return the beginning of a payload that is text or JSON, and whether there is more; None is anything else."""
+    """Return the beginning of a text or JSON payload, and whether there is more; None for other payloads."""
     kind = message.content_type.partition(";")[0].strip().lower()
     is_json = kind == "application/json" or kind.endswith("+json")
     if not is_json and not kind.startswith("text/"):
@@ -108,13 +106,13 @@ def preview_payload(message: Message) -> tuple[str | None, bool]:
     text = _masked_json(message.payload) if is_json else None
     if text is None:
         text = mask_secrets(message.payload.decode(errors="replace"))
-    # JSON can spell halves of characters, which no page can be written with.
+    # JSON may contain lone surrogates, which UTF-8 cannot encode.
     whole: bytes = text.encode(errors="backslashreplace")
     return whole[:PREVIEW_BYTES].decode(errors="ignore"), len(whole) > PREVIEW_BYTES
 
 
 def task_instance_path(origin: Origin) -> str:
-    """Return the path of Airflow's page of a task instance."""
+    """Return the path of a task instance's page in Airflow."""
     dag, run, task = (quote(part, safe="") for part in (origin.dag_id, origin.run_id, origin.task_id))
     mapped = f"/mapped/{origin.map_index}" if origin.map_index >= 0 else ""
     return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"

@@ -1,1 +1,1 @@
-"""Where messages wait and arrive: one port, its adapters, and the consumer that works on any of them."""
+"""The port that every broker implements, its adapters, and the consumer that works with all of them."""

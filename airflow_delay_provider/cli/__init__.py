@@ -1,1 +1,1 @@
-"""`airflow delay ...`: schedule, look at, control and consume messages from a shell."""
+"""The commands of `airflow delay`."""

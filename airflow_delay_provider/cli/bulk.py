@@ -1,4 +1,4 @@
-"""Scheduling a file: one pass that only checks, one that writes."""
+"""Schedule the messages of a file: the first pass checks all lines, the second writes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
 from airflow_delay_provider.cli.bulk_files import BadLineError, Row, read_rows
-from airflow_delay_provider.cli.progress import progress
+from airflow_delay_provider.cli.output import progress
+from airflow_delay_provider.domain.exceptions import DelayError, InvalidMessageError
 from airflow_delay_provider.domain.schedule import OnConflict, OnPast, compose_message
-from airflow_delay_provider.exceptions import DelayError, InvalidMessageError
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.base import Broker, Outcome, Receipt
+    from airflow_delay_provider.brokers.port import Broker, Outcome, Receipt
     from airflow_delay_provider.domain.message import Message
 
 CHUNK_MESSAGES = 1000
 CHUNK_BYTES = 8 * 1_048_576
-#: JSON may write one byte of a payload in six, and the other fields want room too.
+#: JSON may need six bytes for one byte of the payload; the other fields need space too.
 _LINE_BYTES_PER_PAYLOAD_BYTE = 6
 _LINE_BYTES_BESIDE_PAYLOAD = 1_048_576
 _ID_NAMESPACE = UUID("1f0d6f5e-0e5b-4c53-9a5b-6a1c1d0f7d2b")
 
 NumberedMessage = tuple[int, "Message"]
-#: Told of each chunk that is confirmed.
+#: Called with each chunk after the broker confirmed it.
 Confirmed = Callable[[Iterable[tuple["Message", "Receipt"]]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BulkDefaults:
-    """What holds for the lines that do not say it themselves."""
+    """Values for lines that do not give their own."""
 
     channel: str | None
     deliver_at: str | None
@@ -49,16 +49,16 @@ class BulkDefaults:
 
 
 class UnfinishedFileError(DelayError):
-    """Some lines are confirmed, the others are not; the cause says why."""
+    """Not all lines are confirmed; the cause says why."""
 
 
 def schedule_file(
     broker: Broker, path: Path, *, defaults: BulkDefaults, on_conflict: OnConflict, confirmed: Confirmed
 ) -> Counter[Outcome]:
-    """Schedule every line and return how many had which outcome.
+    """Schedule every line and return the number of messages for each outcome.
 
-    Nothing is written when a line is wrong. Lines without an id get one from the file's content, their number and the
-    channel: the same file again schedules nothing twice, so a run that was interrupted is continued by repeating it.
+    Nothing is written if a line is invalid. A line without an id gets one from the file's content, the line number and
+    the channel. So scheduling the same file again creates no duplicates, and repeating an interrupted run completes it.
     """
     file = _BulkFile(path, defaults=defaults, max_payload_bytes=broker.limits.max_payload_bytes)
     lines = _check(file, broker)
@@ -66,7 +66,7 @@ def schedule_file(
 
 
 class _BulkFile:
-    """The messages of a file, read anew each time."""
+    """The messages of a file, which is read again for each pass."""
 
     def __init__(self, path: Path, *, defaults: BulkDefaults, max_payload_bytes: int) -> None:
         self.path = path
@@ -78,14 +78,12 @@ class _BulkFile:
         return read_rows(self.path, max_line_bytes=self._max_line_bytes)
 
     def compose(self, line: int, row: Row, *, now: datetime, on_past: OnPast | None = None) -> Message:
-        """Return the message of a row or say what is wrong with its line."""
+        """Return the message of a row; raise an error that names the line if the row is invalid."""
         fields = dict(row)
         try:
             channel = fields.pop("channel", self._defaults.channel)
             if channel is None:
-                raise InvalidMessageError(
-                    "channel", "none is given", "add it to the line or name it for the whole file"
-                )
+                raise InvalidMessageError("channel", "missing", "add it to the line, or give one for the whole file")
             if "deliver_at" not in fields and "deliver_after" not in fields:
                 fields |= {"deliver_at": self._defaults.deliver_at, "deliver_after": self._defaults.deliver_after}
             options = dict(self._defaults.options)
@@ -109,7 +107,7 @@ class _BulkFile:
 
 
 def _check(file: _BulkFile, broker: Broker) -> int:
-    """Refuse the file at its first wrong line, without writing; return the number of messages."""
+    """Raise at the first invalid line, without writing anything; return the number of messages."""
     now = broker.clock.now()
     checked = 0
     with _SeenIds() as seen, progress(f"checking {file.path}") as report:
@@ -131,7 +129,7 @@ def _write(
     file: _BulkFile, broker: Broker, on_conflict: OnConflict, *, lines: int, confirmed: Confirmed
 ) -> Counter[Outcome]:
     outcomes: Counter[Outcome] = Counter()
-    # What passed the check was in the future then: if it fell due since, it is delivered.
+    # A delivery time that passes between check and write is delivered, whatever on_past says.
     messages = (
         (line, file.compose(line, row, now=broker.clock.now(), on_past=OnPast.DELIVER)) for line, row in file.rows()
     )
@@ -151,17 +149,17 @@ def _write(
 
 
 def _unfinished(path: Path, error: BaseException, messages: int, line: int, on_conflict: OnConflict) -> DelayError:
-    so_far = f"{messages} messages up to line {line} are confirmed" if messages else "no line is confirmed"
-    again = "the same command again continues safely"
+    so_far = f"{messages} messages up to line {line} are confirmed" if messages else "no message is confirmed"
+    again = "repeat the command to continue"
     if messages and on_conflict is not OnConflict.KEEP:
-        again = "the same command with --on-conflict keep continues safely"
+        again = "repeat the command with --on-conflict keep to continue"
     return UnfinishedFileError(f"{path}: {so_far}, then: {str(error) or 'interrupted'}; {again}")
 
 
 def chunks(
     messages: Iterable[NumberedMessage], *, most: int = CHUNK_MESSAGES, most_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[NumberedMessage]]:
-    """Group messages for one call each: so many, or fewer when they are large."""
+    """Group messages into batches that are limited in number and in bytes."""
     chunk: list[NumberedMessage] = []
     size = 0
     for line, message in messages:
@@ -178,7 +176,7 @@ def _payload_of(fields: dict[str, Any]) -> Any:
     given = fields.keys() & {"payload", "payload_base64"}
     if len(given) != 1:
         raise InvalidMessageError(
-            "payload", "given twice" if given else "missing", "give one of payload and payload_base64"
+            "payload", "given twice" if given else "missing", "give either payload or payload_base64"
         )
     if "payload" in given:
         return fields.pop("payload")
@@ -189,7 +187,7 @@ def _payload_of(fields: dict[str, Any]) -> Any:
 
 
 class _SeenIds:
-    """Finds an id that stands twice, in bounded memory: SQLite moves what is too much into a temporary file."""
+    """Finds duplicate ids in bounded memory: SQLite moves large tables into a temporary file."""
 
     def __enter__(self) -> _SeenIds:
         self._connection = sqlite3.connect("", isolation_level=None)
@@ -208,5 +206,5 @@ class _SeenIds:
             with closing(self._connection.execute("SELECT line FROM seen WHERE id = ?", (message_id,))) as cursor:
                 (earlier,) = cursor.fetchone()
             raise InvalidMessageError(
-                "message_id", f"{message_id!r} stands in line {earlier} too", "use one id a message"
+                "message_id", f"{message_id!r} is also in line {earlier}", "give each message its own id"
             ) from None

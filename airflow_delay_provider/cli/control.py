@@ -1,21 +1,24 @@
-"""`airflow delay cancel`, `reschedule` and `expedite`: messages that still wait."""
+"""`airflow delay cancel`, `reschedule`, `expedite` and `replay`."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 
-from airflow_delay_provider.cli.exit_codes import command
-from airflow_delay_provider.cli.opening import open_hook
-from airflow_delay_provider.cli.output import iso, print_document, print_table
+from airflow_delay_provider.cli.exit_codes import ExitCode, NotConfirmedError, command
+from airflow_delay_provider.cli.options import open_hook
+from airflow_delay_provider.cli.output import iso, print_document, print_one, print_table
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import require_message_id
+from airflow_delay_provider.domain.parse import parse_moment
 from airflow_delay_provider.domain.schedule import resolve_deliver_at
-from airflow_delay_provider.exceptions import InvalidMessageError
 
 
 @command
 def cancel(args: Namespace) -> None:
-    """Make sure that none of the messages is dispatched."""
+    """Cancel all of the messages or none."""
     with open_hook(args.conn_id, hold=args.hold) as hook:
         hook.get_conn().cancel(_ids_of(args))
     _print_change(args, Change.CANCELLED)
@@ -23,10 +26,10 @@ def cancel(args: Namespace) -> None:
 
 @command
 def reschedule(args: Namespace) -> None:
-    """Move all of the messages to another time."""
+    """Change the delivery time of all of the messages or none."""
     if args.at is None and args.after is None:
         raise InvalidMessageError(
-            "deliver_at", "no time is given", "give --at or --after, or use `airflow delay expedite` for now"
+            "deliver_at", "missing", "give --at or --after; to deliver now, use `airflow delay expedite`"
         )
     with open_hook(args.conn_id, hold=args.hold) as hook:
         broker = hook.get_conn()
@@ -39,10 +42,29 @@ def reschedule(args: Namespace) -> None:
 
 @command
 def expedite(args: Namespace) -> None:
-    """Make all of the messages due now."""
+    """Make all of the messages due now, or none."""
     with open_hook(args.conn_id, hold=args.hold) as hook:
         hook.get_conn().expedite(_ids_of(args))
     _print_change(args, Change.EXPEDITED)
+
+
+@command
+def replay(args: Namespace) -> None:
+    """Count the selected dead letters, ask for confirmation, and replay them.
+
+    Exit with 1 if an id is not dead or if not all dead letters could be read.
+    """
+    selection = _selection_of(args)
+    with open_hook(args.conn_id, hold=args.hold) as hook:
+        broker = hook.get_conn()
+        found = broker.count_dead(selection)
+        if args.dry_run:
+            print_one(args.output, {"would_replay": found.count, "is_exact": found.is_exact})
+            return
+        if found.count and not args.yes and not args.ids:
+            _confirm(found)
+        done = broker.replay(selection)
+    _print_replayed(args, done)
 
 
 def _ids_of(args: Namespace) -> list[str]:
@@ -54,3 +76,37 @@ def _print_change(args: Namespace, change: Change, *, deliver_at: str | None = N
         print_document({"change": change.value, "message_ids": args.ids, "deliver_at": deliver_at})
         return
     print_table(("message_id", "change", "deliver_at"), [(item, change.value, deliver_at) for item in args.ids])
+
+
+def _selection_of(args: Namespace) -> DeadLetters:
+    return DeadLetters(
+        message_ids=tuple(args.ids),
+        channel=args.channel,
+        dead_letter_channel=args.dead_letter_channel,
+        dag_id=args.dag_id,
+        run_id=args.run_id,
+        task_id=args.task_id,
+        reason=args.reason,
+        since=None if args.since is None else parse_moment("since", args.since),
+        until=None if args.until is None else parse_moment("until", args.until),
+    )
+
+
+def _confirm(found: DeadCount) -> None:
+    """Ask on a terminal; require ``--yes`` everywhere else."""
+    many = f"{'' if found.is_exact else 'up to '}{found.count} messages"
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(f"This replays {many}.")
+    sys.stderr.write(f"Replay {many}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise SystemExit(int(ExitCode.REFUSED))
+
+
+def _print_replayed(args: Namespace, done: Replayed) -> None:
+    missing: object = list(done.missing) if args.output == "json" else ", ".join(done.missing)
+    print_one(args.output, {"replayed": done.count, "not_dead": missing, "is_complete": done.is_complete})
+    if not done.is_complete:
+        sys.stderr.write("not all dead letters were read; use a wider filter to reach the others\n")
+    if done.missing or not done.is_complete:
+        raise SystemExit(int(ExitCode.REFUSED))

@@ -1,4 +1,4 @@
-"""What Airflow reads at each ``airflow`` call: names and options only, the code behind them is loaded when it runs."""
+"""Command and option definitions. Airflow reads them at every call, so the code behind them is loaded on use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand, lazy_load_command
 
+from airflow_delay_provider.dispatcher.options import OPTIONS
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL
 
@@ -15,36 +16,51 @@ def _arg(*flags: str, **how: Any) -> Arg:
     return Arg(flags, **how)  # type: ignore[no-untyped-call] # Airflow's class carries no types
 
 
-_EXIT_CODES = "exit codes: 0 done, 1 refused by the message's state, 2 bad input, 3 broker or ledger not reachable"
-
-_CONN_ID = _arg("--conn-id", default=DEFAULT_CONN_ID, help=f"connection of the broker (default: {DEFAULT_CONN_ID})")
-_OUTPUT = _arg("-o", "--output", choices=("table", "json"), default="table", help="how to print (default: table)")
-_COMMON = (_CONN_ID, _OUTPUT)
-_YES = _arg("-y", "--yes", action="store_true", help="do it")
-_HOLD = _arg("--hold", choices=("broker", "ledger"), help="who keeps the wait (default: what the connection says)")
-
-_CHANNEL = _arg("channel", metavar="CHANNEL", help="where the messages go")
-_OPTIONAL_CHANNEL = _arg(
-    "channel", metavar="CHANNEL", nargs="?", help="where the message goes; a line of --file may name its own"
+_EXIT_CODES = (
+    "Exit codes: 0 success, 1 refused by the state of the message, 2 invalid input, 3 broker or ledger not available."
 )
-_ONE_CHANNEL = _arg("--channel", help="only this channel")
-_IDS = _arg("ids", metavar="ID", nargs="+", help="message ids; all of them or none are changed")
 
-_AT = _arg("--at", metavar="TIME", help="when, in ISO-8601 with a time zone: 2030-01-31T17:00:00Z")
-_AFTER = _arg("--after", metavar="SECONDS", help="how long from now")
-_PAGE = _arg("--page", metavar="TOKEN", help="another page, as printed below a listing")
+_CONN_ID = _arg(
+    "--conn-id", default=DEFAULT_CONN_ID, help=f"Airflow connection of the broker. Default: {DEFAULT_CONN_ID}."
+)
+_OUTPUT = _arg("-o", "--output", choices=("table", "json"), default="table", help="Output format. Default: table.")
+_COMMON = (_CONN_ID, _OUTPUT)
+_YES = _arg("-y", "--yes", action="store_true", help="Confirm.")
+_HOLD = _arg(
+    "--hold",
+    choices=("broker", "ledger"),
+    help="Who holds the message until it is due. Default: as set in the connection.",
+)
+
+_CHANNEL = _arg("channel", metavar="CHANNEL", help="Channel of the messages.")
+_OPTIONAL_CHANNEL = _arg(
+    "channel", metavar="CHANNEL", nargs="?", help="Channel to deliver to. Lines of --file can name their own."
+)
+_ONE_CHANNEL = _arg("--channel", help="Only messages of this channel.")
+_IDS = _arg("ids", metavar="ID", nargs="+", help="Message ids. Either all of these messages are changed or none.")
+
+_AT = _arg("--at", metavar="TIME", help="Delivery time, ISO-8601 with a time zone: 2030-01-31T17:00:00Z.")
+_AFTER = _arg("--after", metavar="SECONDS", help="Delay from now.")
+_PAGE = _arg("--page", metavar="TOKEN", help="Page to show, as printed below a list.")
 _ON_PAST = _arg(
-    "--on-past", choices=("deliver", "fail"), default="deliver", help="if the time has passed (default: deliver)"
+    "--on-past",
+    choices=("deliver", "fail"),
+    default="deliver",
+    help="What to do if the time has passed. Default: deliver.",
 )
 
 _MESSAGE = (
-    _arg("--payload", metavar="TEXT", help="the message"),
-    _arg("--payload-file", metavar="FILE", help="the message's bytes from a file, - is stdin"),
-    _arg("--id", help="message id (default: a new one)"),
-    _arg("--key", help="messages of one key that are due in order are delivered in order"),
-    _arg("--header", metavar="NAME=VALUE", action="append", help="a header; may be repeated"),
-    _arg("--content-type", metavar="TYPE", help="default: text for --payload, bytes for --payload-file"),
-    _arg("--priority", metavar="NUMBER", default="0", help="0 to 255 (default: 0)"),
+    _arg("--payload", metavar="TEXT", help="Payload, as text."),
+    _arg("--payload-file", metavar="FILE", help="Read the payload from this file, or from stdin if it is -."),
+    _arg("--id", help="Message id. Default: a new one."),
+    _arg("--key", help="Message key, for example of a Kafka record."),
+    _arg("--header", metavar="NAME=VALUE", action="append", help="Header. Can be repeated."),
+    _arg(
+        "--content-type",
+        metavar="TYPE",
+        help="Content type. Default: text/plain for --payload, application/octet-stream for --payload-file.",
+    ),
+    _arg("--priority", metavar="NUMBER", default="0", help="Priority, 0 to 255. Default: 0."),
 )
 
 
@@ -53,10 +69,10 @@ def get_delay_cli_commands() -> list[GroupCommand | ActionCommand]:
     return [
         GroupCommand(
             name="delay",
-            help="Delayed and scheduled messages",
+            help="Schedule, inspect and control delayed messages.",
             subcommands=(
-                *_scheduling(),
-                *_looking(),
+                *_schedule(),
+                *_messages(),
                 *_control(),
                 _retries(),
                 _consume(),
@@ -68,15 +84,15 @@ def get_delay_cli_commands() -> list[GroupCommand | ActionCommand]:
     ]
 
 
-def _scheduling() -> tuple[ActionCommand, ...]:
+def _schedule() -> tuple[ActionCommand, ...]:
     return (
         _command(
             "schedule",
-            "Deliver a message, or each line of a file, at its time",
-            "scheduling.schedule",
+            "Schedule a message, or one message for each line of a file.",
+            "schedule.schedule",
             _OPTIONAL_CHANNEL,
             *_MESSAGE,
-            _arg("--file", metavar="BULK", help="JSON lines (.jsonl) or CSV (.csv), a message a line"),
+            _arg("--file", metavar="FILE", help="Schedule each line of this JSON Lines (.jsonl) or CSV (.csv) file."),
             _AT,
             _AFTER,
             _ON_PAST,
@@ -84,42 +100,44 @@ def _scheduling() -> tuple[ActionCommand, ...]:
                 "--on-conflict",
                 choices=("keep", "fail", "replace"),
                 default="keep",
-                help="if the id is taken (default: keep)",
+                help="What to do if the id exists already. Default: keep the existing message.",
             ),
             _HOLD,
         ),
-        _command("send", "Put a message into its channel now", "scheduling.send", _CHANNEL, *_MESSAGE, _HOLD),
+        _command("send", "Send a message now, without a delay.", "schedule.send", _CHANNEL, *_MESSAGE, _HOLD),
     )
 
 
-def _looking() -> tuple[ActionCommand, ...]:
+def _messages() -> tuple[ActionCommand, ...]:
     return (
         _command(
             "list",
-            "List messages in due order",
-            "looking.list_messages",
+            "List messages by delivery time.",
+            "messages.list_messages",
             _ONE_CHANNEL,
-            _arg("--state", action="append", help="only this state, by name or code; may be repeated"),
-            _arg("--limit", metavar="NUMBER", default="100", help="messages on a page (default: 100)"),
+            _arg("--state", action="append", help="Only messages in this state (name or code). Can be repeated."),
+            _arg("--limit", metavar="NUMBER", default="100", help="Messages per page. Default: 100."),
             _PAGE,
         ),
         _command(
             "show",
-            "Show a message and its history",
-            "looking.show",
-            _arg("id", metavar="ID", help="message id"),
-            _arg("--payload", action="store_true", help="print the payload and nothing else; with json, include it"),
+            "Show a message and its history.",
+            "messages.show",
+            _arg("id", metavar="ID", help="Message id."),
+            _arg("--payload", action="store_true", help="Print only the payload. With -o json, include it."),
         ),
-        _command("status", "Count messages by channel and state", "looking.status", _ONE_CHANNEL),
+        _command(
+            "status", "Count messages by channel and state, and list the dispatchers.", "messages.status", _ONE_CHANNEL
+        ),
     )
 
 
 def _control() -> tuple[ActionCommand, ...]:
     return (
-        _command("cancel", "Never dispatch messages that wait", "control.cancel", _IDS, _HOLD),
+        _command("cancel", "Cancel scheduled messages.", "control.cancel", _IDS, _HOLD),
         _command(
             "reschedule",
-            "Move messages that wait to another time",
+            "Change the delivery time of scheduled messages.",
             "control.reschedule",
             _IDS,
             _AT,
@@ -127,26 +145,26 @@ def _control() -> tuple[ActionCommand, ...]:
             _ON_PAST,
             _HOLD,
         ),
-        _command("expedite", "Make messages that wait due now", "control.expedite", _IDS, _HOLD),
+        _command("expedite", "Deliver scheduled messages now.", "control.expedite", _IDS, _HOLD),
         _command(
             "replay",
-            "Hand messages that were given up to their channels again",
-            "replay.replay",
-            _arg("ids", metavar="ID", nargs="*", help="message ids (default: all that the filters select)"),
+            "Send dead messages to their channels again.",
+            "control.replay",
+            _arg("ids", metavar="ID", nargs="*", help="Message ids. Default: all messages that match the filters."),
             _ONE_CHANNEL,
             _arg(
                 "--dead-letter-channel",
                 metavar="CHANNEL",
-                help="where consumers put them (default: the channel with .dead behind it)",
+                help="Where consumers put dead messages. Default: CHANNEL.dead.",
             ),
-            _arg("--dag-id", help="only this DAG"),
-            _arg("--run-id", help="only this run"),
-            _arg("--task-id", help="only this task"),
-            _arg("--reason", metavar="TEXT", help="only if the reason contains this text"),
-            _arg("--since", metavar="TIME", help="only what was given up at this time or later"),
-            _arg("--until", metavar="TIME", help="only what was given up before this time"),
-            _arg("--dry-run", action="store_true", help="count, and change nothing"),
-            _arg("-y", "--yes", action="store_true", help="do not ask for confirmation"),
+            _arg("--dag-id", help="Only messages of this DAG."),
+            _arg("--run-id", help="Only messages of this DAG run."),
+            _arg("--task-id", help="Only messages of this task."),
+            _arg("--reason", metavar="TEXT", help="Only messages whose reason contains this text."),
+            _arg("--since", metavar="TIME", help="Only messages that died at this time or later."),
+            _arg("--until", metavar="TIME", help="Only messages that died before this time."),
+            _arg("--dry-run", action="store_true", help="Count the messages without changing anything."),
+            _YES,
             _HOLD,
         ),
     )
@@ -155,20 +173,20 @@ def _control() -> tuple[ActionCommand, ...]:
 def _retries() -> ActionCommand:
     return _command(
         "retries",
-        "List Spark tasks that wait for their next submission, expedite them or give them up",
+        "List, expedite or give up Spark tasks that wait for a retry.",
         "retries.retries",
-        _arg("ids", metavar="ID", nargs="*", help="tickets to expedite or give up"),
-        _arg("--dag-id", help="only this DAG"),
-        _arg("--run-id", help="only this run"),
-        _arg("--task-id", help="only this task"),
-        _arg("--map-index", metavar="NUMBER", help="only this one of a mapped task; -1 is a task that is not mapped"),
-        _arg("--all", action="store_true", help="expedite or give up every ticket of the channel"),
-        _arg("--expedite", action="store_true", help="submit those selected now"),
-        _arg("--give-up", action="store_true", help="fail those selected now"),
+        _arg("ids", metavar="ID", nargs="*", help="Ids of the tickets to expedite or give up."),
+        _arg("--dag-id", help="Only tickets of this DAG."),
+        _arg("--run-id", help="Only tickets of this DAG run."),
+        _arg("--task-id", help="Only tickets of this task."),
+        _arg("--map-index", metavar="NUMBER", help="Only this index of a mapped task. -1 means not mapped."),
+        _arg("--all", action="store_true", help="Select all tickets of the channel."),
+        _arg("--expedite", action="store_true", help="Submit the selected tasks now."),
+        _arg("--give-up", action="store_true", help="Fail the selected tasks now. Needs --yes."),
         _YES,
-        _arg("--limit", metavar="NUMBER", help="tickets on a page (default: 100)"),
+        _arg("--limit", metavar="NUMBER", help="Tickets per page. Default: 100."),
         _PAGE,
-        _arg("--channel", default=DEFAULT_CHANNEL, help=f"where tickets go (default: {DEFAULT_CHANNEL})"),
+        _arg("--channel", default=DEFAULT_CHANNEL, help=f"Channel of the tickets. Default: {DEFAULT_CHANNEL}."),
         _HOLD,
     )
 
@@ -176,30 +194,41 @@ def _retries() -> ActionCommand:
 def _consume() -> ActionCommand:
     return ActionCommand(
         name="consume",
-        help="Take messages from a channel",
-        func=_lazily("consuming.consume"),
+        help="Print the messages of a channel, or run a command for each.",
+        func=_lazily("consume.consume"),
         epilog=_EXIT_CODES,
         args=(
             _CHANNEL,
-            _arg("--print", action="store_true", help="print each message as a JSON line (default)"),
+            _arg("--print", action="store_true", help="Print each message as one line of JSON. This is the default."),
             _arg(
                 "--exec",
                 metavar="COMMAND",
-                help="run it for each message, payload on stdin; it ends with 0: done, 75: again later, else: given up",
+                help="Run this command for each message, with the payload on stdin. Exit code 0 acknowledges it,"
+                " 75 defers it, any other dead-letters it.",
             ),
-            _arg("--limit", metavar="NUMBER", help="stop after so many messages"),
-            _arg("--timeout", metavar="SECONDS", help="stop after this time (default: never)"),
-            _arg("--defer-seconds", metavar="SECONDS", default="60", help="how much later 75 means (default: 60)"),
-            _arg("--max-handled", metavar="NUMBER", default="10", help="give up after so many times (default: 10)"),
-            _arg("--dead-letter-channel", metavar="CHANNEL", help="for what is given up (default: CHANNEL.dead)"),
+            _arg("--limit", metavar="NUMBER", help="Stop after this many messages."),
+            _arg("--timeout", metavar="SECONDS", help="Stop after this time. Default: run until stopped."),
+            _arg(
+                "--defer-seconds",
+                metavar="SECONDS",
+                default="60",
+                help="How long exit code 75 defers a message. Default: 60.",
+            ),
+            _arg(
+                "--max-handled",
+                metavar="NUMBER",
+                default="10",
+                help="Dead-letter a message that was handled this often. Default: 10.",
+            ),
+            _arg("--dead-letter-channel", metavar="CHANNEL", help="Where dead letters go. Default: CHANNEL.dead."),
             _arg(
                 "--visibility",
                 metavar="SECONDS",
                 default="300",
-                help="a message not handled in this time is handed out again (default: 300)",
+                help="Redeliver a message that is not handled within this time. Default: 300.",
             ),
             _CONN_ID,
-            _arg("-o", "--output", choices=("json", "table"), default="json", help="how to print (default: json)"),
+            _arg("-o", "--output", choices=("json", "table"), default="json", help="Output format. Default: json."),
         ),
     )
 
@@ -207,39 +236,21 @@ def _consume() -> ActionCommand:
 def _dispatcher() -> ActionCommand:
     return ActionCommand(
         name="dispatcher",
-        help="Run the service that hands due messages to their channels",
-        description="Run until SIGTERM or SIGINT. What is not given is taken from section delay of airflow.cfg.",
-        func=_lazily("running.dispatcher"),
+        help="Run the dispatcher, which delivers messages that are due.",
+        description="Run the dispatcher until SIGTERM or SIGINT. Defaults come from section delay of airflow.cfg.",
+        func=_lazily("dispatcher.dispatcher"),
         epilog=_EXIT_CODES,
         args=(
             _CONN_ID,
-            _arg("--batch", metavar="NUMBER", help="most messages in one transaction"),
-            _arg("--poll-interval", metavar="SECONDS", help="how soon a message scheduled just now is noticed"),
-            _arg(
-                "--rate-limit",
-                metavar="NUMBER",
-                help="most messages of the ledger a second, 0 is no limit; what --climb moves is not limited",
+            *(
+                _arg(
+                    option.flag,
+                    metavar=option.metavar,
+                    help=option.help,
+                    action="append" if option.is_repeatable else "store",
+                )
+                for option in OPTIONS
             ),
-            _arg("--retention-days", metavar="DAYS", help="how long messages that ended are kept"),
-            _arg(
-                "--project",
-                metavar="CONN",
-                action="append",
-                help="list what the broker of this connection holds, by following its journal; may be repeated",
-            ),
-            _arg(
-                "--climb",
-                metavar="CONN",
-                action="append",
-                help="move on what waits in the Kafka of this connection; may be repeated",
-            ),
-            _arg(
-                "--instance",
-                metavar="NAME",
-                help="a name that only this dispatcher has, also after a restart, which then takes up --climb at once",
-            ),
-            _arg("--health-host", metavar="HOST", help="where /health and /metrics answer"),
-            _arg("--health-port", metavar="PORT", help="0 is any free port, -1 is no HTTP"),
         ),
     )
 
@@ -247,31 +258,35 @@ def _dispatcher() -> ActionCommand:
 def _topology() -> GroupCommand:
     return GroupCommand(
         name="topology",
-        help="What a broker needs before messages can wait in it",
+        help="Create, verify or delete the queues or topics that hold delayed messages.",
         subcommands=(
             _command(
                 "create",
-                "Create what is missing",
+                "Create missing queues, exchanges or topics.",
                 "topology.create",
                 _arg(
                     "--channel",
                     action="append",
-                    help="also the way to this channel, for publishers that may not bind; may be repeated",
+                    help="Also prepare this channel, for publishers without the permission to do so. Can be repeated.",
                 ),
             ),
-            _command("verify", "Say what is wrong or needs care, and change nothing", "topology.verify"),
+            _command("verify", "Report problems and advice without changing anything.", "topology.verify"),
             _command(
                 "delete",
-                "Take everything away",
+                "Delete the queues, exchanges or topics.",
                 "topology.delete",
-                _arg("--force", action="store_true", help="even if messages wait, which are lost then"),
+                _arg(
+                    "--force",
+                    action="store_true",
+                    help="Delete them even if messages are waiting. These messages are lost.",
+                ),
                 _YES,
             ),
             _command(
                 "replay-parked",
-                "Send messages whose channel was gone to it; without --yes, count them",
+                "Send parked messages to their channels. Without --yes, only count them.",
                 "topology.replay_parked",
-                _arg("--channel", action="append", help="only those of this channel; may be repeated"),
+                _arg("--channel", action="append", help="Only messages for this channel. Can be repeated."),
                 _YES,
             ),
         ),
@@ -281,15 +296,19 @@ def _topology() -> GroupCommand:
 def _db() -> GroupCommand:
     return GroupCommand(
         name="db",
-        help="The tables of the ledger",
+        help="Create, check or downgrade the tables of the ledger.",
         subcommands=(
-            _command("migrate", "Create or upgrade the tables", "database.migrate"),
-            _command("check", "Say whether this version can work with the tables", "database.check"),
+            _command("migrate", "Create or upgrade the tables.", "database.migrate"),
+            _command("check", "Check that the tables fit this version.", "database.check"),
             _command(
                 "downgrade",
-                "Take the tables back to an older version",
+                "Downgrade the tables.",
                 "database.downgrade",
-                _arg("--revision", default="base", help="default: base, which drops the tables and all messages"),
+                _arg(
+                    "--revision",
+                    default="base",
+                    help="Revision to go back to. Default: base, which drops the tables and all messages.",
+                ),
                 _YES,
             ),
         ),

@@ -1,4 +1,4 @@
-"""How a command ends: one sentence on stderr and a code that scripts can rely on."""
+"""Turn errors into one sentence on stderr and an exit code that scripts can rely on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import wraps
 
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.domain.exceptions import (
     BrokerError,
     ConfigurationError,
     DelayError,
@@ -22,20 +22,27 @@ from airflow_delay_provider.exceptions import (
 Handler = Callable[[Namespace], None]
 
 
+class NotConfirmedError(DelayError):
+    """The command needs ``--yes``; nothing was changed."""
+
+    def __init__(self, consequence: str) -> None:
+        super().__init__(f"{consequence} Pass --yes to confirm.")
+
+
 class ExitCode(IntEnum):
-    """What the code of a command says."""
+    """Exit codes of all commands."""
 
     OK = 0
-    #: The message is unknown, taken, or not in a state that allows it.
+    #: The id is unknown or exists already, or the state of the message does not allow the change.
     REFUSED = 1
-    #: Something given is wrong; nothing was written.
+    #: An argument is invalid; nothing was written.
     BAD_INPUT = 2
-    #: The broker, the ledger or their configuration is not there.
+    #: The broker, the ledger or their configuration is not available.
     UNREACHABLE = 3
     INTERRUPTED = 130
 
 
-#: Where the word of the message and the word of the command line differ.
+#: Options whose name differs from the field that errors mention.
 _OPTIONS = {
     "deliver_at": "--at",
     "deliver_after": "--after",
@@ -46,11 +53,11 @@ _OPTIONS = {
 
 
 def command(handler: Handler) -> Handler:
-    """Let a handler end with a sentence and an exit code instead of a traceback."""
+    """End a command with a sentence and an exit code instead of a traceback."""
 
     @wraps(handler)
     def run(args: Namespace) -> None:
-        # A new SQLite ledger is no news.
+        # Creating a SQLite ledger is not worth a log line.
         logging.getLogger("alembic").setLevel(logging.WARNING)
         try:
             handler(args)
@@ -59,7 +66,7 @@ def command(handler: Handler) -> Handler:
             sys.stderr.write(f"{sentence_of(error)}\n")
             raise SystemExit(int(exit_code_of(error))) from None
         except BrokenPipeError:
-            # The reader has seen enough (`| head`); Python would complain when it flushes at exit.
+            # The reader is gone (`| head`). Python would print an error when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(int(ExitCode.OK)) from None
         except KeyboardInterrupt:
@@ -69,9 +76,9 @@ def command(handler: Handler) -> Handler:
 
 
 def exit_code_of(error: BaseException | None) -> ExitCode:
-    """Return the code for an error of this package; one that only adds words to another has the other's code."""
+    """Return the exit code for an error; an error that only wraps another one has the code of its cause."""
     match error:
-        case InvalidMessageError():
+        case InvalidMessageError() | NotConfirmedError():
             return ExitCode.BAD_INPUT
         case LifecycleError() | MessagesWaitError():
             return ExitCode.REFUSED
@@ -84,7 +91,7 @@ def exit_code_of(error: BaseException | None) -> ExitCode:
 
 
 def sentence_of(error: DelayError) -> str:
-    """Return the error on one line, with the option beside the field where their names differ."""
+    """Return the error on one line, with the name of the option if it differs from that of the field."""
     text = " ".join(str(error).split())
     field = text.partition(":")[0]
     return f"{_OPTIONS[field]} ({field}){text[len(field) :]}" if field in _OPTIONS else text

@@ -1,16 +1,22 @@
-"""What is typed on the command line, checked before anything is opened."""
+"""Read command-line options, and open the connection that they name."""
 
 from __future__ import annotations
 
-import math
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError, PayloadError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
+from airflow_delay_provider.hooks.connections import connections_of_the_server
+
+if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.ledger.database import Ledger
+    from airflow_delay_provider.hooks.delay import DelayHook
 
 
 def parse_headers(pairs: Sequence[str] | None) -> dict[str, str]:
@@ -21,42 +27,19 @@ def parse_headers(pairs: Sequence[str] | None) -> dict[str, str]:
         if not name or not sign:
             raise InvalidMessageError("headers", f"{pair!r} is not a header", "use NAME=VALUE")
         if name in headers:
-            raise InvalidMessageError("headers", f"{name!r} is given twice", "give each name once")
+            raise InvalidMessageError("headers", f"{name!r} is given twice", "give each header once")
         headers[name] = value
     return headers
 
 
-def parse_count(name: str, text: str) -> int:
-    """Return a whole number from 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise InvalidMessageError(name, f"{text!r} is not a whole number from 1", "use for example 100")
-    return number
-
-
-def parse_number(name: str, text: str, *, from_zero: bool = False) -> float:
-    """Return a number above 0, or from 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf or (number == 0 and not from_zero):
-        least = "from 0" if from_zero else "above 0"
-        raise InvalidMessageError(name, f"{text!r} is not a number {least}", "use for example 0.5 or 500")
-    return number
-
-
 def parse_seconds(name: str, text: str) -> timedelta:
-    """Return a duration from 0 seconds."""
+    """Return a duration of at least 0 seconds."""
     try:
         duration = timedelta(seconds=float(text))
     except (ValueError, OverflowError):
         duration = timedelta(-1)
     if duration < timedelta(0):
-        raise InvalidMessageError(name, f"{text!r} is not a number of seconds from 0", "use for example 30 or 0.5")
+        raise InvalidMessageError(name, f"{text!r} is not a duration in seconds", "use for example 30 or 0.5")
     return duration
 
 
@@ -71,10 +54,10 @@ def message_options(args: Namespace) -> dict[str, Any]:
 
 
 def read_payload(args: Namespace, *, max_bytes: int) -> str | bytes:
-    """Return the text of ``--payload`` or the bytes of ``--payload-file``, of which never more than needed is read."""
+    """Return the text of ``--payload`` or the bytes of ``--payload-file``; read no more than the limit."""
     if (args.payload is None) == (args.payload_file is None):
-        given = "none is given" if args.payload is None else "--payload and --payload-file are given"
-        raise PayloadError("payload", given, "give one of --payload and --payload-file")
+        given = "missing" if args.payload is None else "given twice"
+        raise PayloadError("payload", given, "give either --payload or --payload-file")
     if args.payload is not None:
         text: str = args.payload
         return text
@@ -88,12 +71,61 @@ def read_payload(args: Namespace, *, max_bytes: int) -> str | bytes:
         raise PayloadError(
             "payload",
             f"{args.payload_file} cannot be read ({error.strerror})",
-            "give a file that this user can read to --payload-file",
+            "name a file that you can read",
         ) from None
     if len(data) > max_bytes:
         raise PayloadError(
             "payload",
             f"{args.payload_file} is larger than max_payload_bytes ({max_bytes})",
-            "send a reference to the data or raise max_payload_bytes of the connection",
+            "send a reference to the data, or raise max_payload_bytes in the connection",
         )
     return data
+
+
+@contextmanager
+def open_hook(conn_id: str, *, hold: str | None = None) -> Iterator[DelayHook]:
+    """Open the hook of a connection, and close it afterwards."""
+    from airflow_delay_provider.hooks.delay import DelayHook
+
+    hook = DelayHook(conn_id, hold=hold)
+    with connections_of_the_server():
+        hook.get_conn()
+    try:
+        yield hook
+    finally:
+        hook.close()
+
+
+@contextmanager
+def open_listing(conn_id: str) -> Iterator[tuple[Ledger, str | None]]:
+    """Open the ledger of a connection, with the destination under which it lists the connection's messages."""
+    with open_hook(conn_id) as hook:
+        yield listing_of(hook)
+
+
+def listing_of(hook: DelayHook) -> tuple[Ledger, str | None]:
+    """Return the ledger of an open hook, with the destination under which it lists the connection's messages."""
+    ledger = hook.get_ledger()
+    if hook.get_conn().ledger is None:
+        _warn_if_not_indexed(ledger, hook.delay_conn_id)
+    return ledger, hook.get_listed_destination()
+
+
+@contextmanager
+def open_ledger(conn_id: str) -> Iterator[Ledger]:
+    """Open the ledger of a connection, and close it afterwards."""
+    with open_hook(conn_id) as hook:
+        yield hook.get_ledger()
+
+
+def _warn_if_not_indexed(ledger: Ledger, conn_id: str) -> None:
+    """Explain on stderr why messages that the broker holds are missing in the list."""
+    from airflow_delay_provider.brokers.ledger import projection
+
+    with ledger.read() as connection:
+        indexed = projection.position_of(connection, conn_id) != FROM_THE_START
+    if not indexed:
+        sys.stderr.write(
+            f"warning: messages that the broker of connection {conn_id!r} holds are not listed, because no dispatcher"
+            f" indexes them; run `airflow delay dispatcher --index {conn_id}`\n"
+        )

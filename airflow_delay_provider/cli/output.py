@@ -1,22 +1,29 @@
-"""What commands print: one table for people, one JSON document for programs."""
+"""Print tables for people, JSON for programs, and progress on stderr."""
 
 from __future__ import annotations
 
 import base64
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.domain.journal import JournalEntry
+    from airflow_delay_provider.brokers.ledger.listing import Page
+    from airflow_delay_provider.brokers.ledger.records import MessageRecord
+    from airflow_delay_provider.domain.lifecycle import JournalEntry
     from airflow_delay_provider.domain.message import Message
-    from airflow_delay_provider.ledger.records import MessageRecord
 
 PREVIEW_CHARACTERS = 60
-#: Without a terminal a table is as wide as its content: nothing that a script reads is cut.
+#: Without a terminal, tables are as wide as their content, so that scripts read complete cells.
 _UNLIMITED_WIDTH = 100_000
+SECONDS_BETWEEN_LINES = 5.0
+
+#: Called with the number of lines done so far.
+Report = Callable[[int], None]
 
 
 def iso(moment: datetime | None) -> str | None:
@@ -47,15 +54,22 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Print one thing, a line a field."""
+    """Print one field per line."""
     width = max(len(name) for name in fields)
     for name, value in fields.items():
         sys.stdout.write(f"{name:<{width}}  {_cell(value)}".rstrip() + "\n")
 
 
 def print_one(output: str, document: Mapping[str, object]) -> None:
-    """Print one thing in the form that ``--output`` names."""
+    """Print a document in the format that ``--output`` names."""
     (print_document if output == "json" else print_fields)(document)
+
+
+def print_page_tokens(page: Page) -> None:
+    """Print the options that show the neighbouring pages of a list."""
+    for name, token in (("next", page.next), ("prev", page.prev)):
+        if token is not None:
+            sys.stdout.write(f"{name}: --page {token}\n")
 
 
 def message_fields(message: Message) -> dict[str, Any]:
@@ -82,7 +96,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 def record_fields(record: MessageRecord) -> dict[str, Any]:
-    """Return what the ledger knows of a message, without its payload."""
+    """Return the ledger's record of a message without its payload."""
     late = record.lateness
     return {
         **message_fields(record.message),
@@ -99,7 +113,7 @@ def record_fields(record: MessageRecord) -> dict[str, Any]:
 
 
 def history_fields(entry: JournalEntry) -> dict[str, Any]:
-    """Return one entry of a message's history."""
+    """Return one journal entry of a message."""
     return {
         "at": iso(entry.at),
         "change": entry.change.value,
@@ -109,7 +123,7 @@ def history_fields(entry: JournalEntry) -> dict[str, Any]:
 
 
 def payload_fields(payload: bytes) -> dict[str, str]:
-    """Return the payload byte for byte: as text, or in base64 when it is none."""
+    """Return the payload unchanged: as text, or in base64 if it is not UTF-8."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
@@ -118,14 +132,14 @@ def payload_fields(payload: bytes) -> dict[str, str]:
 
 def preview(payload: bytes) -> str:
     """Return the beginning of a payload on one line."""
-    # A character takes at most four bytes, and one cut off at the end must not show.
+    # A character has at most four bytes, and one that is cut off at the end must not be shown.
     beginning = payload[: 4 * PREVIEW_CHARACTERS]
     text = beginning.decode(errors="ignore" if len(payload) > len(beginning) else "replace")
     return printable(text if len(text) <= PREVIEW_CHARACTERS else f"{text[:PREVIEW_CHARACTERS]}…")
 
 
 def printable(text: str) -> str:
-    """Write control characters as escapes: what a message contains must not steer the terminal."""
+    """Escape control characters: the content of a message must not control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -133,3 +147,34 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else str(value))
+
+
+@contextmanager
+def progress(doing: str, *, total: int | None = None) -> Iterator[Report]:
+    """Show progress while the block runs: a bar on a terminal, else a line every few seconds."""
+    with _bar(doing, total) if sys.stderr.isatty() else _lines(doing, total) as report:
+        yield report
+
+
+@contextmanager
+def _bar(doing: str, total: int | None) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def _lines(doing: str, total: int | None) -> Iterator[Report]:
+    last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            sys.stderr.write(f"{doing}: {done}{'' if total is None else f' of {total}'} lines\n")
+
+    yield report

@@ -1,8 +1,7 @@
-"""`airflow delay retries`: Spark tasks that wait for their next submission."""
+"""`airflow delay retries`: list, expedite or give up Spark tasks that wait for a retry."""
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,15 +12,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_delay_provider.cli.exit_codes import ExitCode, command
-from airflow_delay_provider.cli.opening import open_hook, open_listing
-from airflow_delay_provider.cli.options import parse_count
-from airflow_delay_provider.cli.output import iso, print_document, print_table
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.cli.exit_codes import ExitCode, NotConfirmedError, command
+from airflow_delay_provider.cli.options import open_hook, open_listing
+from airflow_delay_provider.cli.output import iso, print_document, print_page_tokens, print_table
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message, Origin, require_channel, require_message_id
-from airflow_delay_provider.exceptions import InvalidMessageError
-from airflow_delay_provider.hooks.message_ids import cancel_in_time
-from airflow_delay_provider.ledger import listing
+from airflow_delay_provider.domain.parse import parse_count
+from airflow_delay_provider.hooks.task import cancel_in_time
 from airflow_delay_provider.spark.tickets import Ticket
 
 _ORIGIN = tuple(field.name for field in fields(Origin))
@@ -33,7 +32,7 @@ _MAX_MAP_INDEX = 2**31 - 1
 
 @command
 def retries(args: Namespace) -> None:
-    """Print one page of tickets in due order, or expedite or give up all that are selected."""
+    """Print one page of tickets by delivery time, or expedite or give up the selected ones."""
     origin = _parse_origin(args)
     if not args.expedite and not args.give_up:
         _list(args, origin)
@@ -49,14 +48,14 @@ def retries(args: Namespace) -> None:
             _print_change(args, Change.CANCELLED, ids, too_late=cancel_in_time(broker, ids))
 
 
-# -- what is asked for ---------------------------------------------------------------------------------------------
+# -- options -------------------------------------------------------------------------------------------------------
 
 
 def _parse_origin(args: Namespace) -> dict[str, str | int]:
     given = {name: value for name in _ORIGIN if (value := getattr(args, name)) is not None}
     for name, value in given.items():
         if not value.isprintable():
-            raise InvalidMessageError(name, f"{value!r} is not a name", "use one from the listing")
+            raise InvalidMessageError(name, f"{value!r} is not a name", "use one from the list")
     if "map_index" in given:
         given["map_index"] = _parse_map_index(given["map_index"])
     return given
@@ -68,7 +67,7 @@ def _parse_map_index(text: str) -> int:
     except ValueError:
         number = -2
     if not -1 <= number <= _MAX_MAP_INDEX:
-        raise InvalidMessageError("map_index", f"{text!r} is not an index", "use a whole number from 0, or -1 for none")
+        raise InvalidMessageError("map_index", f"{text!r} is not an index", "use 0 or more, or -1 if it is not mapped")
     return number
 
 
@@ -77,20 +76,20 @@ def _parse_ids(args: Namespace) -> list[str]:
 
 
 def _require_clear_request(args: Namespace, origin: dict[str, str | int]) -> None:
-    """Refuse to change anything while it is in doubt what."""
+    """Raise unless exactly one change and one way to select tickets are given."""
     if args.expedite and args.give_up:
-        raise InvalidMessageError("expedite", "--give-up is given too", "give only one of the two")
+        raise InvalidMessageError("expedite", "cannot be combined with --give-up", "give only one of them")
     if args.limit is not None or args.page is not None:
-        raise InvalidMessageError("limit", "pages are for looking", "leave out --limit and --page")
+        raise InvalidMessageError("limit", "applies to the list only", "leave out --limit and --page")
     if sum((bool(args.ids), bool(origin), args.all)) != 1:
         raise InvalidMessageError(
-            "ids", "it is not clear which tickets are meant", "give either ids, or filters such as --dag-id, or --all"
+            "ids", "no clear selection of tickets", "give either ids, or filters such as --dag-id, or --all"
         )
     if args.give_up and not args.yes:
-        raise InvalidMessageError("yes", "tasks that are given up fail", "add --yes to give them up all the same")
+        raise NotConfirmedError("This fails the selected tasks.")
 
 
-# -- what is found -------------------------------------------------------------------------------------------------
+# -- reading tickets -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -99,12 +98,12 @@ def _open_pages(
 ) -> Iterator[tuple[Connection, Callable[..., listing.Page]]]:
     channel = require_channel(args.channel)
     with open_listing(args.conn_id) as (ledger, destination), ledger.read() as connection:
-        look = partial(listing.page, connection, channel=channel, destination=destination, origin=origin)
-        yield connection, partial(look, states=[State.SCHEDULED])
+        get_page = partial(listing.page, connection, channel=channel, destination=destination, origin=origin)
+        yield connection, partial(get_page, states=[State.SCHEDULED])
 
 
 def _find_ids(args: Namespace, origin: dict[str, str | int]) -> list[str]:
-    """Return everything that the listing would show, on all of its pages."""
+    """Return the ids of all pages of the list."""
     with _open_pages(args, origin) as (_, get_page):
         page = get_page(size=listing.MAX_PAGE_SIZE)
         ids = [record.message.id for record in page.records]
@@ -117,7 +116,7 @@ def _find_ids(args: Namespace, origin: dict[str, str | int]) -> list[str]:
 def _list(args: Namespace, origin: dict[str, str | int]) -> None:
     if args.ids:
         raise InvalidMessageError(
-            "ids", "nothing is to be done with them", "add --expedite or --give-up, or use `airflow delay show`"
+            "ids", "no action is given", "add --expedite or --give-up, or use `airflow delay show`"
         )
     size = parse_count("limit", args.limit or _PAGE_SIZE)
     with _open_pages(args, origin) as (connection, get_page):
@@ -128,18 +127,16 @@ def _list(args: Namespace, origin: dict[str, str | int]) -> None:
         print_document({"retries": found, "next": page.next, "prev": page.prev})
         return
     print_table(_COLUMNS, [_row(each) for each in found])
-    for name, token in (("next", page.next), ("prev", page.prev)):
-        if token is not None:
-            sys.stdout.write(f"{name}: --page {token}\n")
+    print_page_tokens(page)
 
 
-# -- what is printed -----------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------------
 
 
 def _fields(message: Message) -> dict[str, Any]:
     ticket = Ticket.from_message(message)
     return {
-        # None has none of these: the fields of what is no ticket are empty.
+        # Other messages of the channel are listed with empty fields.
         **{name: getattr(message.origin, name, None) for name in _ORIGIN},
         **{name: getattr(ticket, name, None) for name in ("attempt", "verdict", "reason", "waits_for")},
         "extensions": getattr(ticket, "extension", None),
@@ -151,7 +148,7 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _row(ticket: dict[str, Any]) -> list[object]:
-    """Return what fits into a line."""
+    """Return the cells of a table row, shortened."""
     mapped = "" if ticket["map_index"] in (None, -1) else f"[{ticket['map_index']}]"
     extended = f" +{ticket['extensions']}" if ticket["extensions"] else ""
     short = {

@@ -1,1 +1,1 @@
-"""The one service a deployment may run: it hands due messages of the ledger to their channels. One loop a file."""
+"""The dispatcher, the only service of this package: it delivers messages that are due. One loop per file."""

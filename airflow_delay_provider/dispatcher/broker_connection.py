@@ -1,4 +1,4 @@
-"""The broker of one connection, opened when it is needed and again when the connection has changed."""
+"""The broker of one connection: opened when needed, and opened again when the connection has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.port import Broker
 
 log = logging.getLogger(__name__)
 
@@ -17,11 +17,11 @@ OpenBroker = Callable[[str], Broker]
 
 
 class BrokerConnection:
-    """Belongs to one loop, which alone uses the broker.
+    """The broker of one loop.
 
-    After :meth:`close` the connection is looked up again. While the broker works, it is looked up from time to time in
-    a thread of its own, so that a slow secrets backend holds up nothing, and the broker is opened again if the
-    connection differs: a rotated password or a new host needs no restart.
+    The connection is looked up again after :meth:`close`, and from time to time while the broker works, in a separate
+    thread, so that a slow secrets backend delays nothing. If the connection has changed, the broker is opened again: a
+    rotated password or a new host needs no restart.
     """
 
     def __init__(
@@ -34,53 +34,53 @@ class BrokerConnection:
     ) -> None:
         """Remember how to open the broker.
 
-        :param before_close: lets go of what the loop has made from a broker, before that is closed.
+        :param before_close: closes what the loop has opened on the broker.
         """
         self._before_close = before_close or (lambda: None)
         self._conn_id = conn_id
         self._open_broker = open_broker
         self._reread_seconds = reread.total_seconds()
         self._broker: Broker | None = None
-        self._looked_at = 0.0
-        self._look: _Look | None = None
+        self._looked_up_at = 0.0
+        self._lookup: _Lookup | None = None
 
     def get(self) -> Broker:
-        """Return the broker as the connection says, as far as known."""
+        """Return the broker of the latest known connection."""
         if self._broker is None:
             self._broker = self._open_broker(self._conn_id)
-            self._looked_at = time.monotonic()
-        elif self._look is not None:
-            self._take_news(self._broker, self._look)
-        elif time.monotonic() - self._looked_at >= self._reread_seconds:
-            self._look = _Look(lambda: self._open_broker(self._conn_id))
+            self._looked_up_at = time.monotonic()
+        elif self._lookup is not None:
+            self._use_found(self._broker, self._lookup)
+        elif time.monotonic() - self._looked_up_at >= self._reread_seconds:
+            self._lookup = _Lookup(lambda: self._open_broker(self._conn_id))
         return self._broker
 
     def close(self) -> None:
-        """Let go of the broker; the next use looks the connection up."""
+        """Close the broker; the next use looks the connection up again."""
         self._before_close()
         broker, self._broker = self._broker, None
-        # What a look that is under way finds is older than what the next use finds.
-        self._look = None
+        # The next use finds a newer connection than a lookup that still runs.
+        self._lookup = None
         if broker is not None:
             self._close(broker)
 
-    def _take_news(self, broker: Broker, look: _Look) -> None:
-        if look.is_running:
+    def _use_found(self, broker: Broker, lookup: _Lookup) -> None:
+        if lookup.is_running:
             return
-        self._look, self._looked_at = None, time.monotonic()
-        found = look.found
+        self._lookup, self._looked_up_at = None, time.monotonic()
+        found = lookup.found
         if found is None:
             log.warning(
-                "Connection %s could not be looked up again (%s); what was found before is used",
+                "Connection %s could not be looked up again (%s); using the previous one",
                 self._conn_id,
-                look.error,
+                lookup.error,
             )
         elif found is broker:
             pass
         elif found.is_like(broker):
             self._close(found)
         else:
-            log.info("Connection %s has changed; it is opened again", self._conn_id)
+            log.info("Connection %s has changed; opening it again", self._conn_id)
             self._before_close()
             self._broker = found
             self._close(broker)
@@ -89,17 +89,17 @@ class BrokerConnection:
         try:
             broker.close()
         except Exception:
-            # What it has confirmed is marked, and the rest waits.
+            # Confirmed messages are marked, and the others are still scheduled.
             log.warning("The broker of connection %s did not close cleanly", self._conn_id, exc_info=True)
 
 
-class _Look:
+class _Lookup:
     """One lookup of a connection, beside the loop that uses it."""
 
-    def __init__(self, look: Callable[[], Broker]) -> None:
+    def __init__(self, open_broker: Callable[[], Broker]) -> None:
         self.found: Broker | None = None
         self.error: Exception | None = None
-        self._look = look
+        self._open_broker = open_broker
         self._thread = threading.Thread(target=self._run, name="delay-look-up", daemon=True)
         self._thread.start()
 
@@ -109,6 +109,6 @@ class _Look:
 
     def _run(self) -> None:
         try:
-            self.found = self._look()
-        except Exception as error:  # noqa: BLE001 - whatever a secrets backend raises, the broker that works is kept
+            self.found = self._open_broker()
+        except Exception as error:  # noqa: BLE001 - whatever a secrets backend raises, the current broker is kept
             self.error = error

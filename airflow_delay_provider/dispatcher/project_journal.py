@@ -1,19 +1,19 @@
-"""What another broker holds is followed in the ledger, through that broker's journal."""
+"""Copy the journal of another broker into the ledger, so that its messages can be listed."""
 
 from __future__ import annotations
 
+from airflow_delay_provider.brokers.ledger import projection
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.ledger import projection
 
 #: Most entries in one transaction.
 PAGE = 1000
 
 
 class ProjectJournal:
-    """Serves one connection. Of several dispatchers that do so, the first to write a page has done it.
+    """Serves one connection. Of several dispatchers that do so, the first to write a page wins.
 
-    The broker is read outside of any transaction, by a client of this loop's own: nobody waits for a slow broker.
+    The loop reads the broker with its own client and outside of any transaction: a slow broker delays no other loop.
     """
 
     def __init__(self, context: Context, destination: str, open_broker: OpenBroker) -> None:
@@ -25,7 +25,7 @@ class ProjectJournal:
     def run_once(self) -> float:
         """Apply one page."""
         ledger, destination = self._context.ledger, self._destination
-        interval = self._context.config.project_interval.total_seconds()
+        interval = self._context.config.index_interval.total_seconds()
         with ledger.read() as connection:
             after = projection.position_of(connection, destination)
         try:
@@ -36,12 +36,10 @@ class ProjectJournal:
         if not entries:
             return interval
         position = entries[-1].position
-        applied = ledger.transact(
-            lambda connection: projection.project(connection, destination, entries, after=after, position=position)
-        )
-        # Somebody else is at it, and ahead: reading the same pages beside them helps nobody.
+        applied = ledger.transact(projection.project, destination, entries, after=after, position=position)
+        # If another dispatcher is ahead, reading the same pages beside it does not help.
         return 0.0 if applied and len(entries) == PAGE else interval
 
     def close(self) -> None:
-        """Let go of the broker; the next run opens it again."""
+        """Close the broker; the next run opens it again."""
         self._connection.close()

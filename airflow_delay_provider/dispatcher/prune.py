@@ -1,18 +1,18 @@
-"""Messages that ended long ago leave the ledger."""
+"""Delete messages that ended longer ago than the retention."""
 
 from __future__ import annotations
 
 import logging
 
+from airflow_delay_provider.brokers.ledger import scheduling
 from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.domain.clock import floor_ms
-from airflow_delay_provider.ledger import pruning
 
 log = logging.getLogger(__name__)
 
 
 class Prune:
-    """Deletes in small batches, so that nobody waits for it."""
+    """Deletes in small batches, so that other writers do not wait long."""
 
     name = "prune"
 
@@ -23,9 +23,7 @@ class Prune:
         """Delete one batch."""
         config = self._context.config
         before_ms = floor_ms(self._context.clock.now() - config.retention)
-        pruned = self._context.ledger.transact(
-            lambda connection: pruning.prune(connection, before_ms=before_ms, limit=config.batch)
-        )
+        pruned = self._context.ledger.transact(scheduling.prune, before_ms=before_ms, limit=config.batch)
         if pruned:
-            log.info("Deleted %d messages that ended before the retention of %s", pruned, config.retention)
+            log.info("Deleted %d messages that ended more than %s ago", pruned, config.retention)
         return 0.0 if pruned == config.batch else config.prune_interval.total_seconds()

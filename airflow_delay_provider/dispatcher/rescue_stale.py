@@ -1,17 +1,17 @@
-"""Messages that a dead dispatcher was sending wait again."""
+"""Free messages that a dead dispatcher has claimed."""
 
 from __future__ import annotations
 
 import logging
 
+from airflow_delay_provider.brokers.ledger import delivery
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.ledger import delivery
 
 log = logging.getLogger(__name__)
 
 
 class RescueStale:
-    """Ends claims whose time is over."""
+    """Ends claims whose time has passed."""
 
     name = "rescue_stale"
 
@@ -22,9 +22,7 @@ class RescueStale:
         """Rescue one batch."""
         config = self._context.config
         now_ms = self._context.now_ms()
-        rescued = self._context.ledger.transact(
-            lambda connection: delivery.rescue_stale(connection, now_ms=now_ms, limit=config.batch)
-        )
+        rescued = self._context.ledger.transact(delivery.rescue_stale, now_ms=now_ms, limit=config.batch)
         if rescued:
-            log.warning("%d messages were claimed by a dispatcher that did not finish; they wait again", rescued)
+            log.warning("Freed %d messages that a dispatcher had claimed and not sent in time", rescued)
         return 0.0 if rescued == config.batch else config.rescue_interval.total_seconds()

@@ -9,31 +9,29 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from airflow_delay_provider.brokers.ledger import delivery, listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
-from airflow_delay_provider.dispatcher.climb_ladder import ClimbLadder
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
-from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
-from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
-from airflow_delay_provider.dispatcher.health import HealthServer
+from airflow_delay_provider.dispatcher.context import Context, TokenBucket
+from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
+from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.loop import Loop, LoopThread
-from airflow_delay_provider.dispatcher.observing import Observer, PrometheusObserver
+from airflow_delay_provider.dispatcher.monitoring import HealthServer, Observer, PrometheusObserver
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.dispatcher.prune import Prune
-from airflow_delay_provider.dispatcher.rate import TokenBucket
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
 from airflow_delay_provider.dispatcher.write_heartbeat import WriteHeartbeat
 from airflow_delay_provider.domain.clock import Clock, SystemClock
+from airflow_delay_provider.domain.exceptions import DelayError
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.exceptions import DelayError
-from airflow_delay_provider.ledger import counts, delivery
-from airflow_delay_provider.ledger.database import Ledger
 
 log = logging.getLogger(__name__)
 
-#: What all loops together get to end.
+#: Time for all loops together to end.
 STOP_SECONDS = 30.0
-#: Between two looks for a signal.
+#: Between two checks for a signal.
 LOOK_SECONDS = 0.1
 
 
@@ -69,7 +67,7 @@ class Dispatcher:
 
     @property
     def health_url(self) -> str | None:
-        """Where ``/health`` and ``/metrics`` answer."""
+        """The address of ``/health`` and ``/metrics``."""
         return self._health_server.url if self._health_server else None
 
     def start(self) -> None:
@@ -84,16 +82,16 @@ class Dispatcher:
             self._health_server.start()
             log.info("Health and metrics at %s/health and /metrics", self.health_url)
         loops: list[Loop] = [
-            DispatchDue(self._context),
+            DispatchEmbedded(self._context),
             RescueStale(self._context),
             Prune(self._context),
             ServeDestinations(self),
-            *(ProjectJournal(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.project)),
-            *(ClimbLadder(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.climb)),
+            *(ProjectJournal(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.index)),
+            *(DispatchKafka(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.kafka)),
             self._heartbeat,
         ]
         for loop in loops:
-            self._begin(loop)
+            self._start_loop(loop)
 
     def stop(self) -> bool:
         """Let every loop finish its current run and close, and return whether all did in time."""
@@ -109,7 +107,7 @@ class Dispatcher:
         try:
             self._heartbeat.mark_stopped()
         except DelayError as error:
-            log.warning("The ledger does not know that this dispatcher has stopped: %s", error)
+            log.warning("Could not write to the ledger that this dispatcher has stopped: %s", error)
         self._context.ledger.close()
         log.info("Dispatcher %s stopped; unfinished: %s", self.config.owner, ", ".join(unfinished) or "nothing")
         return not unfinished
@@ -118,7 +116,7 @@ class Dispatcher:
         """Serve until SIGTERM or SIGINT, then stop gracefully."""
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            # An event would not do: a handler that interrupts whoever holds its lock waits for that for ever.
+            # Not an event: a signal handler that interrupts the thread holding its lock would wait forever.
             signal.signal(number, lambda number, _frame: signals.append(number))
         self.start()
         while not signals:
@@ -126,15 +124,15 @@ class Dispatcher:
         return self.stop()
 
     def serve_new_destinations(self) -> None:
-        """Start a loop for every broker that messages wait for and that has none; it opens the broker by itself."""
+        """Start a loop for each broker that has scheduled messages and no loop yet; the loop opens the broker."""
         for name, thread in list(self._threads.items()):
             if thread.has_ended:
                 del self._threads[name]
         with self._context.ledger.read() as connection:
-            destinations = counts.waiting_destinations(connection)
+            destinations = listing.waiting_destinations(connection)
         for destination in destinations:
-            if f"dispatch_away:{destination}" not in self._threads:
-                self._begin(DispatchAway(self._context, destination, self._open_broker))
+            if f"dispatch_to_brokers:{destination}" not in self._threads:
+                self._start_loop(DispatchToBrokers(self._context, destination, self._open_broker))
 
     def health(self) -> dict[str, Any]:
         """Return what ``/health`` shows."""
@@ -150,26 +148,26 @@ class Dispatcher:
         """Return what ``/metrics`` shows."""
         self._prometheus.held_channels.clear()
         for name, thread in list(self._threads.items()):
-            if isinstance(thread.loop, DispatchAway) and (troubles := thread.health.troubles()):
+            if isinstance(thread.loop, DispatchToBrokers) and (troubles := thread.health.troubles()):
                 self._prometheus.held_channels.labels(name).set(len(troubles))
         try:
             with self._context.ledger.read() as connection:
-                self._prometheus.scheduled.set(counts.by_state(connection)[State.SCHEDULED])
+                self._prometheus.scheduled.set(listing.count_by_state(connection)[State.SCHEDULED])
                 due_ms = delivery.next_due_ms(connection)
             overdue_ms = 0 if due_ms is None else max(0, self._context.now_ms() - due_ms)
             self._prometheus.overdue.set(overdue_ms / 1000)
         except DelayError:
-            log.debug("The ledger cannot be asked for metrics now", exc_info=True)
+            log.debug("The ledger could not be read for metrics", exc_info=True)
         return self._prometheus.render()
 
-    def _begin(self, loop: Loop) -> None:
+    def _start_loop(self, loop: Loop) -> None:
         thread = LoopThread(loop, stop=self._stop, backoff=self.config.backoff, observers=self._context.observers)
         self._threads[loop.name] = thread
         thread.start()
 
 
 class ServeDestinations:
-    """Notices brokers that messages begin to wait for."""
+    """Starts a loop for each broker that gets its first ledger-held message."""
 
     name = "serve_destinations"
 
@@ -177,6 +175,6 @@ class ServeDestinations:
         self._dispatcher = dispatcher
 
     def run_once(self) -> float:
-        """Look once."""
+        """Check once."""
         self._dispatcher.serve_new_destinations()
         return 1.0

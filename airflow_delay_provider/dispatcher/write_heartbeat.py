@@ -1,4 +1,4 @@
-"""The ledger knows that this dispatcher runs, and how its loops are."""
+"""Write to the ledger that this dispatcher runs, and the state of its loops."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from airflow_delay_provider.brokers.ledger import heartbeats
+from airflow_delay_provider.brokers.ledger.environment import this_machine
 from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.loop import LoopHealth
-from airflow_delay_provider.ledger import heartbeats
-from airflow_delay_provider.ledger.machine import this_machine
 
 _DISTRIBUTION = "airflow-delay-provider"
-#: An error is a sentence; what is longer is cut.
+#: Longer errors are cut.
 MAX_ERROR_LENGTH = 500
 
 
 class WriteHeartbeat:
-    """Writes one row every few seconds, from a thread of its own: a loop that stands still is written as such."""
+    """Writes one row every few seconds from its own thread, so that a stalled loop is reported as such."""
 
     name = "heartbeat"
 
@@ -37,9 +37,8 @@ class WriteHeartbeat:
         return heartbeats.INTERVAL.total_seconds()
 
     def mark_stopped(self) -> None:
-        """Write that the dispatcher has ended as it should."""
-        owner = self._context.config.owner
-        self._context.ledger.transact(lambda connection: heartbeats.mark_stopped(connection, owner))
+        """Write that the dispatcher has stopped cleanly."""
+        self._context.ledger.transact(heartbeats.mark_stopped, self._context.config.owner)
 
     def _beat(self, connection: Connection) -> None:
         config = self._context.config
@@ -52,8 +51,8 @@ class WriteHeartbeat:
                 machine=this_machine(),
                 pid=os.getpid(),
                 version=self._version,
-                projects=config.project,
-                climbs=config.climb,
+                index_connections=config.index,
+                kafka_connections=config.kafka,
                 loops={name: _report(health) for name, health in self._loops().items() if name != self.name},
             ),
         )

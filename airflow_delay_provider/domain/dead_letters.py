@@ -1,37 +1,37 @@
-"""Which messages that were given up are meant, and what became of them."""
+"""Select dead letters for a replay, and the result of a replay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Message, require_aware, require_channel, require_message_id
-from airflow_delay_provider.exceptions import InvalidMessageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetters:
-    """A selection of messages that were given up; what is not given does not matter, but something must be."""
+    """A selection of dead letters; give at least one criterion."""
 
     message_ids: tuple[str, ...] = ()
     #: The channel that the messages belong to.
     channel: str | None = None
-    #: Where consumers put them; None is the channel's name with ``.dead`` behind it.
+    #: Where consumers put them; None is the channel's name followed by ``.dead``.
     dead_letter_channel: str | None = None
     dag_id: str | None = None
     run_id: str | None = None
     task_id: str | None = None
     #: Text that the reason contains.
     reason: str | None = None
-    #: Given up at this moment or later.
+    #: Became dead at this time or later.
     since: datetime | None = None
-    #: Given up before this moment.
+    #: Became dead before this time.
     until: datetime | None = None
 
     def __post_init__(self) -> None:
         if not any(getattr(self, field.name) for field in fields(self)):
             raise InvalidMessageError(
-                "replay", "nothing says which messages are meant", "give ids, a channel, a DAG, a reason or a time"
+                "replay", "no messages are selected", "give ids, a channel, a DAG, a reason or a time"
             )
         for message_id in self.message_ids:
             require_message_id(message_id)
@@ -45,12 +45,12 @@ class DeadLetters:
 
     @property
     def is_whole_channel(self) -> bool:
-        """Whether everything in a dead-letter channel is meant."""
+        """Whether a whole dead-letter channel is selected."""
         named = {"channel", "dead_letter_channel"}
         return not any(getattr(self, field.name) for field in fields(self) if field.name not in named)
 
     def includes(self, message: Message, *, reason: str | None, at: datetime | None) -> bool:
-        """Whether a message that was given up for this reason at that moment is meant."""
+        """Whether a message that became dead for this reason at that time is selected."""
         origin = message.origin
         return (
             (not self.message_ids or message.id in self.message_ids)
@@ -70,7 +70,7 @@ class DeadCount:
     """How many messages a selection includes."""
 
     count: int
-    #: Otherwise there are at most so many: the broker does not show messages without handing them out.
+    #: Otherwise an upper bound: the broker cannot show messages without delivering them.
     is_exact: bool = True
 
 
@@ -79,7 +79,7 @@ class Replayed:
     """What a replay did."""
 
     count: int
-    #: Ids that were asked for and are not among the messages that were given up.
+    #: Selected ids that are not dead letters.
     missing: tuple[str, ...] = ()
-    #: Otherwise more messages lie behind those that could be looked at; replay again once these are gone.
+    #: Otherwise the dead-letter channel has more messages than could be checked; replay again once these are gone.
     is_complete: bool = True

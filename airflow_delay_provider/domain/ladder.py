@@ -1,7 +1,7 @@
-"""A delay as a sum of fixed holds: the one piece of arithmetic behind every broker that has no clock for each message.
+"""A delay as a sum of fixed hold times, for brokers that cannot delay each message by its own time.
 
-A place that holds everything for the same time releases in the order of arrival, so only its head has to be looked at.
-Any delay is made of such places, one after the other.
+A queue or topic that holds every message for the same time releases them in the order of arrival, so only its first
+message has to be checked. Any delay is made of such rungs, one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Holds in milliseconds, ascending; the first is the tick, to which delays are rounded up."""
+    """Hold times in milliseconds, ascending; the first is the tick, to which delays are rounded up."""
 
     holds_ms: tuple[int, ...]
 
@@ -25,8 +25,8 @@ class Ladder:
     def of_digits(cls, *, tick_ms: int, radix: int, cover_ms: int, longest_hold_ms: int) -> Ladder:
         """Return the holds ``digit * radix**level * tick`` for as many levels as ``cover_ms`` needs.
 
-        The greedy path of a delay then has one hold for each of its digits that is not zero. Holds above
-        ``longest_hold_ms`` are left out.
+        A delay then needs one hold for each of its digits that is not zero. Holds above ``longest_hold_ms`` are left
+        out.
         """
         if tick_ms < 1 or radix < 2:
             raise ValueError("a ladder of digits needs a tick of at least 1 ms and a radix of at least 2")
@@ -34,24 +34,13 @@ class Ladder:
 
     @property
     def tick_ms(self) -> int:
-        """The shortest hold."""
+        """The shortest hold time."""
         return self.holds_ms[0]
 
     def next_hold(self, remaining_ms: int) -> int | None:
-        """Return the longest hold that is not longer than what remains; None below one tick."""
+        """Return the longest hold time that is not longer than the remaining delay; None below one tick."""
         position = bisect_right(self.holds_ms, remaining_ms)
         return self.holds_ms[position - 1] if position else None
-
-    def path(self, delay_ms: int) -> tuple[int, ...]:
-        """Return the holds, longest first, whose sum is ``delay_ms`` rounded up to the tick; nothing for no delay.
-
-        Never early: rounding is up. Where every hold is a multiple of the tick, nothing remains below it.
-        """
-        remaining, holds = self.round_up(delay_ms), list[int]()
-        while hold := self.next_hold(remaining):
-            holds.append(hold)
-            remaining -= hold
-        return tuple(holds)
 
     def round_up(self, delay_ms: int) -> int:
         """Return the delay as a whole number of ticks, never less than asked for."""

@@ -1,14 +1,22 @@
-"""The states of a message and the one table of what may happen to it."""
+"""The states of a message, the changes that each state allows, and the journal entries that record them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 
-from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.message import Message
+
+#: How long a sender may take for one batch before another one sends it too.
+CLAIM = timedelta(seconds=60)
+#: The position before the first entry.
+FROM_THE_START = ""
 
 
 class State(IntEnum):
-    """Where a message is; the numbers are stored and accepted wherever a state is filtered by."""
+    """The state of a message; filters accept names and numbers, and the ledger stores the numbers."""
 
     SCHEDULED = 100
     DISPATCHED = 101
@@ -17,7 +25,7 @@ class State(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> State:
-        """Accept a name in any case or the numeric code."""
+        """Return the state of a name, in upper or lower case, or of a number."""
         try:
             return cls(int(text)) if text.isdigit() else cls[text.upper()]
         except (KeyError, ValueError):
@@ -35,9 +43,9 @@ class Change(StrEnum):
     EXPEDITED = "expedited"
     REQUEUED = "requeued"
     DEAD_LETTERED = "dead_lettered"
-    #: The channel has not taken it yet; it waits on, and the broker tries again.
+    #: The channel has not accepted it yet; the broker tries again.
     REFUSED = "refused"
-    #: The channel is gone; the broker keeps it apart until somebody replays it.
+    #: The channel is gone; the broker keeps the message until it is replayed.
     PARKED = "parked"
 
 
@@ -68,5 +76,27 @@ def outcome_of(change: Change) -> State:
     return next(to for (_, what), to in TRANSITIONS.items() if what is change)
 
 
-#: Changes after which a message waits no longer.
+#: Changes that end the delay of a message.
 FINAL_CHANGES = frozenset({Change.DISPATCHED, Change.CANCELLED, Change.DEAD_LETTERED, Change.PARKED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalEntry:
+    """One change of one message."""
+
+    message_id: str
+    change: Change
+    at: datetime
+    channel: str
+    #: The due time in force after the change.
+    deliver_at: datetime
+    #: Opaque; reading after it continues with the next entry.
+    position: str
+    reason: str | None = None
+    #: The message itself, where the journal carries it.
+    message: Message | None = None
+
+    @property
+    def lateness(self) -> timedelta:
+        """How long after its due time the change happened."""
+        return self.at - self.deliver_at

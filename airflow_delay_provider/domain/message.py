@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from airflow_delay_provider.domain.clock import ceil_ms, from_ms
-from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError, PayloadError
 
 MAX_ID_LENGTH = 255
 MAX_CONTENT_TYPE_LENGTH = 255
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message. Construction refuses what no broker could deliver."""
+    """One message. It cannot be constructed with values that no broker could deliver."""
 
     channel: str
     payload: bytes
@@ -57,7 +57,7 @@ class Message:
         require_channel(self.channel)
         require_message_id(self.id)
         if not isinstance(self.payload, bytes):
-            raise PayloadError("payload", f"{type(self.payload).__name__} is not bytes", "encode it first")
+            raise PayloadError("payload", f"{type(self.payload).__name__} is not bytes", "encode it as bytes")
         if self.key is not None and not _is_text(self.key):
             raise InvalidMessageError("key", f"{self.key!r} is not text", "use str without NUL, or None")
         if not isinstance(self.headers, Mapping):
@@ -76,13 +76,13 @@ class Message:
         return replace(self, deliver_at=deliver_at, handled_count=self.handled_count + 1)
 
     def replayed(self, deliver_at: datetime) -> Message:
-        """Return this message, which was given up, as it starts again."""
+        """Return this dead letter for a new start."""
         return replace(self, deliver_at=deliver_at, handled_count=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenUp:
-    """Why a message lies in a dead-letter channel."""
+    """Why a message is in a dead-letter channel."""
 
     reason: str | None
     at: datetime | None
@@ -90,42 +90,42 @@ class GivenUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """A message handed to a consumer, invisible to others until it is settled or its visibility ends."""
+    """A message that a consumer has received; invisible to others until it is settled or its visibility ends."""
 
     message: Message
     #: The adapter's handle for settling it.
     handle: str
-    #: Of a dead letter, where the broker's own records tell; None is any other message.
+    #: Only for dead letters, where the broker records it.
     given_up: GivenUp | None = field(default=None, compare=False)
 
 
 def require_channel(channel: str) -> str:
-    """Return the channel or refuse its form."""
+    """Return the channel, or refuse an invalid name."""
     if not isinstance(channel, str) or not CHANNEL_FORM.fullmatch(channel):
         raise InvalidMessageError(
             "channel",
-            f"{channel!r} is not a channel name",
+            f"{channel!r} is not a valid channel name",
             "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
         )
     return channel
 
 
 def require_message_id(message_id: str) -> str:
-    """Return the id or refuse its form."""
+    """Return the id, or refuse an invalid one."""
     if not isinstance(message_id, str) or not 1 <= len(message_id) <= MAX_ID_LENGTH or not message_id.isprintable():
         raise InvalidMessageError(
-            "message_id", f"{message_id!r} is not an id", f"use 1-{MAX_ID_LENGTH} printable characters"
+            "message_id", f"{message_id!r} is not a valid id", f"use 1-{MAX_ID_LENGTH} printable characters"
         )
     return message_id
 
 
 def require_aware(name: str, moment: datetime) -> datetime:
-    """Return ``moment`` in UTC; a naive datetime is refused because its zone would be a guess."""
+    """Return ``moment`` in UTC; refuse a naive datetime."""
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidMessageError(
             name,
             f"{moment.isoformat()} has no time zone",
-            "add one, e.g. '+00:00' or datetime(..., tzinfo=UTC)",
+            "add one, for example +00:00 or datetime(..., tzinfo=UTC)",
         )
     try:
         return moment.astimezone(UTC)
@@ -134,7 +134,7 @@ def require_aware(name: str, moment: datetime) -> datetime:
 
 
 def encode_payload(value: Any) -> tuple[bytes, str]:
-    """Turn a user's value into bytes and a content type: bytes and text as they are, the rest as JSON."""
+    """Return a value as bytes, with its content type: bytes and text unchanged, anything else as JSON."""
     if isinstance(value, bytes):
         return value, "application/octet-stream"
     try:
@@ -162,7 +162,7 @@ def decode_payload(payload: bytes, content_type: str) -> Any:
 
 
 def _is_text(value: object) -> bool:
-    """Whether every broker and database can carry it: UTF-8, and PostgreSQL knows no NUL in text."""
+    """Whether every broker and database can store it: UTF-8 without NUL, which PostgreSQL refuses."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -180,4 +180,4 @@ def _round_up(moment: datetime) -> datetime:
 
 
 def _beyond_calendar(name: str, moment: datetime) -> InvalidMessageError:
-    return InvalidMessageError(name, f"{moment.isoformat()} is beyond the calendar", "stay between years 1 and 9999")
+    return InvalidMessageError(name, f"{moment.isoformat()} is out of range", "use a year from 1 to 9999")

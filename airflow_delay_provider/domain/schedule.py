@@ -1,4 +1,4 @@
-"""When a message is due, and whether that is allowed."""
+"""Compose a message from what users give: due time, policies, limits of the connection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
-from airflow_delay_provider.domain.message import Message, Origin, encode_payload, require_aware
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.domain.exceptions import (
     ConfigurationError,
     InvalidMessageError,
     PastDeliveryError,
@@ -19,34 +18,35 @@ from airflow_delay_provider.exceptions import (
     TooFarError,
     TooSoonError,
 )
+from airflow_delay_provider.domain.message import Message, Origin, encode_payload, require_aware
+from airflow_delay_provider.domain.parse import parse_choice, parse_delay, parse_moment
 
 MAX_PRIORITY = 255
-ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
 
 class OnPast(StrEnum):
-    """What to do with a due time that has passed."""
+    """What to do if the due time has passed."""
 
     DELIVER = "deliver"
     FAIL = "fail"
 
 
 class OnConflict(StrEnum):
-    """What to do when the id is taken."""
+    """What to do if the id is taken."""
 
-    #: The same id again is success and changes nothing.
+    #: Scheduling the same id again succeeds and changes nothing.
     KEEP = "keep"
     FAIL = "fail"
-    #: The waiting message takes the new content and due time.
+    #: The scheduled message gets the new content and due time.
     REPLACE = "replace"
 
 
 class Hold(StrEnum):
-    """Who keeps the wait of a message."""
+    """Who holds a message until it is due."""
 
-    #: The broker itself, by what it has for that.
+    #: The broker itself.
     BROKER = "broker"
-    #: The ledger, from which the dispatcher sends: waiting messages can be cancelled and moved on any broker.
+    #: The ledger, from which the dispatcher sends it: it can be cancelled and rescheduled, whatever the broker.
     LEDGER = "ledger"
 
 
@@ -75,8 +75,8 @@ class Limits:
         limits = cls(**given)
         if limits.min_delay > limits.max_delay:
             raise ConfigurationError(
-                f"min_delay: {limits.min_delay} is more than max_delay ({limits.max_delay}), so nothing could be"
-                " scheduled; correct the connection's extra"
+                f"min_delay: {limits.min_delay} is more than max_delay ({limits.max_delay}); correct the connection's"
+                " extra"
             )
         return limits
 
@@ -91,14 +91,14 @@ class Limits:
         if delay < self.min_delay and self.min_delay > timedelta(0):
             raise TooSoonError(
                 "deliver_at",
-                f"{deliver_at.isoformat()} is less than min_delay ({self.min_delay}) ahead",
-                "choose a later time or lower min_delay of the connection",
+                f"{deliver_at.isoformat()} is less than min_delay ({self.min_delay}) from now",
+                "choose a later time, or lower min_delay in the connection",
             )
         if delay > self.max_delay:
             raise TooFarError(
                 "deliver_at",
-                f"{deliver_at.isoformat()} is more than max_delay ({self.max_delay}) ahead",
-                "choose an earlier time or raise max_delay of the connection",
+                f"{deliver_at.isoformat()} is more than max_delay ({self.max_delay}) from now",
+                "choose an earlier time, or raise max_delay in the connection",
             )
 
     def check_payload(self, message: Message) -> None:
@@ -107,7 +107,7 @@ class Limits:
             raise PayloadError(
                 "payload",
                 f"{len(message.payload)} bytes are more than max_payload_bytes ({self.max_payload_bytes})",
-                "send a reference to the data or raise max_payload_bytes of the connection",
+                "send a reference to the data, or raise max_payload_bytes in the connection",
             )
 
 
@@ -120,12 +120,12 @@ def resolve_deliver_at(
 ) -> datetime:
     """Return the due time from ``deliver_at`` or ``deliver_after``; neither means now.
 
-    A due time that has come is rounded down to the millisecond: rounded up, as a message rounds it, it would lie ahead
-    of the clock and wait.
+    A due time that has passed is rounded down to the millisecond: rounded up, as messages round it, it would be in the
+    future, and the message would wait.
     """
     policy = parse_choice("on_past", OnPast, on_past)
     if deliver_at is not None and deliver_after is not None:
-        raise InvalidMessageError("deliver_at", "deliver_after is given too", "give only one of the two")
+        raise InvalidMessageError("deliver_at", "deliver_after is given, too", "give only one of them")
     if deliver_at is not None:
         due = require_aware("deliver_at", parse_moment("deliver_at", deliver_at))
     elif deliver_after is not None:
@@ -136,7 +136,7 @@ def resolve_deliver_at(
         raise PastDeliveryError(
             "deliver_at" if deliver_at is not None else "deliver_after",
             f"{due.isoformat()} has passed",
-            'choose a later time or on_past="deliver"',
+            'choose a later time, or use on_past="deliver"',
         )
     return due if due > now else from_ms(floor_ms(due))
 
@@ -156,7 +156,7 @@ def compose_message(
     origin: Origin | None = None,
     now: datetime,
 ) -> Message:
-    """Turn what a user gives (operator, CLI, HTTP) into a message, or refuse it with a sentence."""
+    """Return a message from what a user gives (operator, CLI, HTTP), or say what is wrong."""
     data, natural_type = encode_payload(payload)
     try:
         priority = int(str(priority))
@@ -177,40 +177,8 @@ def compose_message(
     )
 
 
-def parse_choice(name: str, choices: type[ChoiceT], value: ChoiceT | str) -> ChoiceT:
-    """Return the member of ``choices`` that ``value`` names."""
-    try:
-        return choices(value)
-    except ValueError:
-        raise InvalidMessageError(name, f"{value!r} is unknown", f"use one of {', '.join(choices)}") from None
-
-
-def parse_moment(name: str, value: datetime | str) -> datetime:
-    """Return the time that a user gives as a datetime or as text."""
-    if isinstance(value, datetime):
-        return value
-    try:
-        return datetime.fromisoformat(value.strip())
-    except (AttributeError, TypeError, ValueError):
-        raise InvalidMessageError(
-            name,
-            f"{value!r} is not a time",
-            "use an aware datetime or ISO-8601 such as 2030-01-31T17:00:00Z",
-        ) from None
-
-
-def parse_delay(name: str, value: timedelta | float | str) -> timedelta:
-    """Return a length of time given as timedelta, as a number of seconds, or as text of one."""
-    if isinstance(value, timedelta):
-        return value
-    try:
-        return timedelta(seconds=float(value))
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidMessageError(name, f"{value!r} is not a delay", "use a timedelta or a number of seconds") from None
-
-
 def _add(now: datetime, delay: timedelta) -> datetime:
     try:
         return now + delay
     except OverflowError:
-        raise TooFarError("deliver_after", f"{delay} is beyond the calendar", "choose a shorter delay") from None
+        raise TooFarError("deliver_after", f"{delay} from now is out of range", "choose a shorter delay") from None

@@ -1,1 +1,1 @@
-"""The hook: one Airflow connection, one broker."""
+"""Hooks: one Airflow connection, one broker."""

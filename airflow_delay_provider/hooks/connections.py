@@ -1,74 +1,53 @@
-"""From an Airflow connection to a broker."""
+"""Open the broker of an Airflow connection."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_delay_provider.domain.schedule import Hold, Limits, parse_choice
-from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
+from airflow_delay_provider.domain.parse import parse_choice
+from airflow_delay_provider.domain.schedule import Hold, Limits
+from airflow_delay_provider.hooks.ledger import extra_of, open_ledger, open_named_ledger
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-    from airflow_delay_provider.brokers.base import Broker
+    from airflow_delay_provider.brokers.port import Broker
     from airflow_delay_provider.domain.clock import Clock
-    from airflow_delay_provider.ledger.database import Ledger
 
-#: Works without being defined: the ledger of ``[delay] ledger_url``.
+#: Works without being defined: it uses the ledger of ``[delay] ledger_url``.
 DEFAULT_CONN_ID = "delay_default"
-#: Airflow's own switch between the sources of connections.
+#: Selects where Airflow looks for connections.
 _CONTEXT_VARIABLE = "_AIRFLOW_PROCESS_CONTEXT"
 
 
-def open_configured_ledger(*, for_messages: bool = True) -> Ledger:
-    """Return the ledger of ``[delay] ledger_url``, by default a SQLite file in Airflow's home.
-
-    That default is refused where it would take messages that no dispatcher ever sees.
-
-    :param for_messages: messages wait in it; otherwise it is only looked at, and a file of one machine does no harm.
-    """
-    from airflow.sdk.configuration import conf
-
-    from airflow_delay_provider.hooks import one_machine
-    from airflow_delay_provider.ledger.database import Ledger
-    from airflow_delay_provider.ledger.location import default_ledger_url
-
-    url: str = conf.get("delay", "ledger_url", fallback="")
-    if url or not for_messages:
-        return Ledger(url or default_ledger_url())
-    one_machine.require_local_executors(default_ledger_url())
-    ledger = Ledger(default_ledger_url())
-    one_machine.require_dispatcher_here(ledger)
-    return ledger
-
-
 def require_undefined(conn_id: str) -> None:
-    """Refuse to go on unless Airflow knows that the connection does not exist.
+    """Raise unless Airflow knows for certain that the connection does not exist.
 
-    Airflow says "not defined" also when it could not be asked. Taking the built-in default then would store messages in
-    a ledger that nobody dispatches from.
+    Airflow also reports "not defined" if its API does not answer. Falling back to the built-in default would then
+    store messages in a ledger that no dispatcher serves.
     """
     from airflow.sdk.execution_time import task_runner
 
     supervisor = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    known = _supervisor_answers(supervisor, conn_id) if supervisor is not None else _database_answers()
+    known = _supervisor_knows(supervisor, conn_id) if supervisor is not None else _database_is_up()
     if not known:
         raise ConfigurationError(
-            f"delay_conn_id: Airflow could not say whether connection {conn_id!r} is defined; try again when its API"
-            f" and database run, or define AIRFLOW_CONN_{conn_id.upper()} in the environment"
+            f"delay_conn_id: Airflow could not look up connection {conn_id!r}; try again when its API and database are"
+            f" up, or set AIRFLOW_CONN_{conn_id.upper()} in the environment"
         )
 
 
 @contextmanager
 def connections_of_the_server() -> Iterator[None]:
-    """Find connections in Airflow's database too, as ``airflow connections`` does; else only the environment counts.
+    """Look up connections in Airflow's database too, as ``airflow connections`` does, not only in the environment.
 
-    Any number of threads may look at the same time, and one that hangs holds up no other: the switch is the process's,
-    so the first one in turns it on and the last one out turns it off.
+    Threads may use it at the same time without blocking each other. The setting belongs to the process, so the first
+    thread switches it on and the last one switches it off.
     """
     _SWITCH.enter()
     try:
@@ -78,7 +57,7 @@ def connections_of_the_server() -> Iterator[None]:
 
 
 class _Switch:
-    """Airflow's variable, turned on while anybody needs it."""
+    """Airflow's environment variable, set while at least one thread needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -106,15 +85,15 @@ class _Switch:
 _SWITCH = _Switch()
 
 
-def _supervisor_answers(supervisor: Any, conn_id: str) -> bool:
+def _supervisor_knows(supervisor: Any, conn_id: str) -> bool:
     from airflow.sdk.exceptions import ErrorType
     from airflow.sdk.execution_time.comms import ErrorResponse, GetConnection
 
-    answer = supervisor.send(GetConnection(conn_id=conn_id))
-    return isinstance(answer, ErrorResponse) and answer.error is ErrorType.CONNECTION_NOT_FOUND
+    response = supervisor.send(GetConnection(conn_id=conn_id))
+    return isinstance(response, ErrorResponse) and response.error is ErrorType.CONNECTION_NOT_FOUND
 
 
-def _database_answers() -> bool:
+def _database_is_up() -> bool:
     from airflow import settings
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -127,48 +106,20 @@ def _database_answers() -> bool:
     return True
 
 
-def open_ledger(connection: Connection | None) -> Ledger:
-    """Return the ledger of a connection of type ``delay``: its PostgreSQL host, else the configured one."""
-    from sqlalchemy.engine import URL
-
-    from airflow_delay_provider.ledger.database import Ledger
-
-    if connection is None or not connection.host:
-        return _open_named_ledger(connection)
-    return Ledger(
-        URL.create(
-            "postgresql+psycopg",
-            username=connection.login or None,
-            password=connection.password or None,
-            host=connection.host,
-            port=connection.port,
-            database=connection.schema or None,
-            query={name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")},
-        )
-    )
-
-
-def _open_named_ledger(connection: Connection | None) -> Ledger:
-    from airflow_delay_provider.ledger.database import Ledger
-
-    url = _extra_of(connection).get("ledger_url")
-    return Ledger(url) if url else open_configured_ledger()
-
-
 def open_broker(
     conn_id: str, connection: Connection | None, *, clock: Clock | None = None, hold: Hold | str | None = None
 ) -> Broker:
-    """Return the broker of a connection, by its type and by who holds the wait: ``hold``, else what its extra says.
+    """Open the broker of a connection; None is the built-in default.
 
-    No connection is the built-in default. Embedded messages wait in the ledger by nature; for every other broker its
-    own delay goes before the ledger.
+    :param hold: what stores messages until they are due; by default the connection's extra decides, and then the broker
+        itself. Embedded messages are always stored in the ledger.
     """
     holder = _holder_of(conn_id, connection, hold)
     if _is_embedded(connection):
         if holder is Hold.BROKER:
             raise ConfigurationError(
-                f"hold: the messages of connection {conn_id!r} (type delay) can only wait in the ledger; use"
-                ' hold="ledger" or none, or the connection of another broker'
+                f"hold: connection {conn_id!r} (type delay) stores messages in the ledger; use"
+                ' hold="ledger", leave hold out, or use the connection of another broker'
             )
         return open_plain_broker(conn_id, connection, clock=clock)
     broker = open_plain_broker(conn_id, connection, clock=clock)
@@ -176,7 +127,7 @@ def open_broker(
 
 
 def open_plain_broker(conn_id: str, connection: Connection | None, *, clock: Clock | None = None) -> Broker:
-    """Return the broker of a connection as it is, whoever holds the wait."""
+    """Open the broker of a connection, without the ledger in front of it."""
     if connection is None:
         return _open_embedded(connection, clock)
     try:
@@ -189,12 +140,12 @@ def open_plain_broker(conn_id: str, connection: Connection | None, *, clock: Clo
 
 
 def _holder_of(conn_id: str, connection: Connection | None, hold: Hold | str | None) -> Hold | None:
-    """Return who is to hold messages; None is nobody in particular."""
+    """Return what stores messages until they are due; None if neither the caller nor the connection says."""
     if hold is not None:
         return parse_choice("hold", Hold, hold)
-    said = _extra_of(connection).get("hold")
+    configured = extra_of(connection).get("hold")
     try:
-        return parse_choice("hold", Hold, said) if said else None
+        return parse_choice("hold", Hold, configured) if configured else None
     except InvalidMessageError as error:
         raise ConfigurationError(f"{error} in the extra of connection {conn_id!r}") from None
 
@@ -204,16 +155,16 @@ def _is_embedded(connection: Connection | None) -> bool:
 
 
 def _hold_in_ledger(conn_id: str, connection: Connection | None, target: Broker) -> Broker:
-    from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
+    from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
 
-    ledger = _open_named_ledger(connection)
+    ledger = open_named_ledger(connection)
     return LedgerHeldBroker(ledger, conn_id, target, limits=target.limits, clock=target.clock)
 
 
 def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker:
-    from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+    from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 
-    limits = Limits.from_settings(_extra_of(connection))
+    limits = Limits.from_settings(extra_of(connection))
     return EmbeddedBroker(open_ledger(connection), limits=limits, clock=clock)
 
 
@@ -221,7 +172,7 @@ def _open_rabbitmq(connection: Connection, clock: Clock | None) -> Broker:
     with _needing("rabbitmq", connection):
         from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
         from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-    settings = _extra_of(connection)
+    settings = extra_of(connection)
     config = RabbitMQConfig.from_settings(
         settings,
         host=connection.host,
@@ -237,7 +188,7 @@ def _open_kafka(connection: Connection, clock: Clock | None) -> Broker:
     with _needing("kafka", connection):
         from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
         from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-    settings = _extra_of(connection)
+    settings = extra_of(connection)
     config = KafkaConfig.from_settings(
         settings,
         host=connection.host,
@@ -250,17 +201,13 @@ def _open_kafka(connection: Connection, clock: Clock | None) -> Broker:
 
 @contextmanager
 def _needing(extra: str, connection: Connection) -> Iterator[None]:
-    """Say which extra of this package brings the client library that cannot be imported."""
+    """Name the extra of this package that installs the missing client library."""
     try:
         yield
     except ImportError as error:
         raise ConfigurationError(
             f"connections of type {connection.conn_type} need {error.name}; install airflow-delay-provider[{extra}]"
         ) from error
-
-
-def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
-    return connection.extra_dejson if connection is not None else {}
 
 
 _BROKERS: dict[str, Callable[[Connection, Clock | None], Broker]] = {

@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseHook
 
 from airflow_delay_provider.domain.dead_letters import DeadLetters
-from airflow_delay_provider.domain.schedule import Hold, OnConflict, compose_message, parse_choice
-from airflow_delay_provider.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.domain.parse import parse_choice
+from airflow_delay_provider.domain.schedule import Hold, OnConflict, compose_message
 from airflow_delay_provider.hooks.connections import (
     DEFAULT_CONN_ID,
     connections_of_the_server,
     open_broker,
-    open_configured_ledger,
     open_plain_broker,
     require_undefined,
 )
+from airflow_delay_provider.hooks.ledger import open_configured_ledger
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-    from airflow_delay_provider.brokers.base import Broker, Receipt
     from airflow_delay_provider.brokers.consumer import Consumed
+    from airflow_delay_provider.brokers.ledger.database import Ledger
+    from airflow_delay_provider.brokers.port import Broker, Receipt
     from airflow_delay_provider.domain.clock import Clock
     from airflow_delay_provider.domain.dead_letters import Replayed
     from airflow_delay_provider.domain.message import Message
-    from airflow_delay_provider.ledger.database import Ledger
 
 
 class DelayHook(BaseHook):
     """Schedule, send, control and consume messages over one connection.
 
-    :param delay_conn_id: the connection of a broker; ``delay_default`` works without being defined.
-    :param hold: who keeps the wait, ``broker`` or ``ledger``; None is what the connection says.
+    :param delay_conn_id: connection of the broker; by default ``delay_default``, which you need not define.
+    :param hold: ``broker`` or ``ledger``: what stores messages until they are due. By default the connection decides.
     """
 
     conn_name_attr = "delay_conn_id"
@@ -46,49 +47,46 @@ class DelayHook(BaseHook):
     hook_name = "Delayed messages (embedded)"
 
     def __init__(
-        self, delay_conn_id: str = DEFAULT_CONN_ID, *, hold: Hold | str | None = None, clock: Clock | None = None
+        self, delay_conn_id: str | None = None, *, hold: Hold | str | None = None, clock: Clock | None = None
     ) -> None:
         super().__init__()
-        self.delay_conn_id = delay_conn_id
+        self.delay_conn_id = self.default_conn_name if delay_conn_id is None else delay_conn_id
         self.hold = hold
         self.clock = clock
         self._broker: Broker | None = None
         self._ledger: Ledger | None = None
 
     def get_conn(self) -> Broker:
-        """Return the broker, opened once."""
+        """Return the broker; the first call opens it."""
         if self._broker is None:
             connection = self._find_connection()
             self._broker = open_broker(self.delay_conn_id, connection, clock=self.clock, hold=self.hold)
         return self._broker
 
     def get_ledger(self) -> Ledger:
-        """Return the ledger in which messages of this connection can be listed and counted.
+        """Return the ledger that lists the messages of this connection.
 
-        For a broker that holds messages itself that is the configured one, into which a dispatcher projects them.
+        For a broker that holds messages itself, this is the configured ledger: a dispatcher copies their journal to it.
         """
-        own: Ledger | None = getattr(self.get_conn(), "ledger", None)
-        if own is not None:
-            return own
+        if (ledger := self.get_conn().ledger) is not None:
+            return ledger
         if self._ledger is None:
             self._ledger = open_configured_ledger(for_messages=False)
         return self._ledger
 
     def get_listed_destination(self) -> str | None:
-        """Return what a look at the ledger must be limited to; None is a ledger that is all of this connection's."""
-        if getattr(self.get_conn(), "ledger", None) is None:
-            return self.delay_conn_id
-        destination: str | None = getattr(self.get_conn(), "destination", None)
-        return destination
+        """Return the destination that selects this connection's messages in the ledger; None selects all messages."""
+        broker = self.get_conn()
+        return self.delay_conn_id if broker.ledger is None else broker.destination
 
     def schedule(
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
     ) -> list[Receipt]:
-        """Store all messages or none and return the broker's confirmations."""
+        """Schedule all messages or none, and return the broker's confirmations."""
         return self.get_conn().schedule(messages, on_conflict=parse_choice("on_conflict", OnConflict, on_conflict))
 
     def compose(self, channel: str, payload: Any, **options: Any) -> Message:
-        """Make a message; ``options`` are those of :func:`~airflow_delay_provider.domain.schedule.compose_message`."""
+        """Make a message; ``options`` are those of :func:`~airflow_delay_provider.compose_message`."""
         return compose_message(channel, payload, now=self.get_conn().clock.now(), **options)
 
     def consume(
@@ -102,10 +100,11 @@ class DelayHook(BaseHook):
         dead_letter_channel: str | None = None,
         prefetch: int = 100,
     ) -> Consumed:
-        """Hand messages to ``handler`` until ``limit`` are settled or ``timeout`` has passed.
+        """Call ``handler`` with each message until ``limit`` messages are done or ``timeout`` has passed.
 
-        The handler returns: acknowledged. It raises ``DeferMessage(delay)``: put back for that long, without blocking.
-        It raises anything else, or has deferred the same message ``max_handled`` times: dead-letter channel.
+        If the handler returns, the message is acknowledged. If it raises ``DeferMessage(delay)``, the message comes
+        back after that delay. If it raises anything else, or defers a message ``max_handled`` times, the message goes
+        to the dead-letter channel.
         """
         from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
 
@@ -125,9 +124,9 @@ class DelayHook(BaseHook):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Replayed:
-        """Hand messages that were given up to their channels again, due now; see :class:`DeadLetters` for the filters.
+        """Send dead letters to their channels again, due now; :class:`DeadLetters` describes the filters.
 
-        Ids that are not among them are named in the result and change nothing.
+        The result names the ids that are no dead letters; they do no harm.
         """
         return self.get_conn().replay(
             DeadLetters(
@@ -144,14 +143,14 @@ class DelayHook(BaseHook):
         )
 
     def test_connection(self) -> tuple[bool, str]:
-        """Connect for real; Airflow's connection form shows the answer."""
+        """Connect to the broker; Airflow's connection form shows the result."""
         try:
             return True, self.get_conn().check()
         except DelayError as error:
             return False, str(error)
 
     def close(self) -> None:
-        """Let go of the broker's connections."""
+        """Close the connections to broker and ledger."""
         if self._broker is not None:
             self._broker.close()
             self._broker = None
@@ -175,10 +174,10 @@ class DelayHook(BaseHook):
 
 
 def open_destination(conn_id: str) -> Broker:
-    """Return the broker that a dispatcher sends to, as it is; its connection may stand in Airflow's database.
+    """Open the broker that a dispatcher sends to, also if its connection is defined in Airflow's database.
 
-    Its messages were accepted when they were scheduled: a size limit of the connection that was lowered since must not
-    end them, so only the broker's own limit counts.
+    The connection's size limit was checked when the messages were scheduled. It is lifted here, because a limit that
+    was lowered since must not drop them.
     """
     with connections_of_the_server():
         broker = open_plain_broker(conn_id, DelayHook(conn_id)._find_connection())

@@ -1,1 +1,1 @@
-"""What Airflow mounts; found by the entry point ``airflow.plugins``."""
+"""The Airflow plugin, found by the entry point ``airflow.plugins``."""

@@ -1,4 +1,4 @@
-"""The plugin: mounts the web application in the api-server."""
+"""Mounts the web application in Airflow's API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DelayPlugin(AirflowPlugin):
 
     @cached_property
     def fastapi_apps(self) -> list[Any]:  # type: ignore[override]  # Airflow reads it and never sets it
-        """The application, made when it is mounted: every task loads plugins and needs no web code."""
+        """Create the application when it is mounted, because every task loads plugins but needs no web code."""
         from airflow_delay_provider.api.app import create_app
 
         return [{"app": create_app(), "url_prefix": "/delay", "name": "Delayed messages"}]

@@ -5,46 +5,48 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Delivery, Message, decode_payload
-from airflow_delay_provider.exceptions import ConfigurationError, DelayError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.dispatchers import find_dispatcher_warning
-from airflow_delay_provider.hooks.failures import failing_at_once
-from airflow_delay_provider.hooks.message_ids import parse_message_ids
-from airflow_delay_provider.triggers.channel import load_filter
-from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
-from airflow_delay_provider.triggers.outcomes import describe_outcomes, require_dispatched
+from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.task import open_hook, parse_message_ids
+from airflow_delay_provider.triggers.channel_watch import load_filter
+from airflow_delay_provider.triggers.message import (
+    ChannelTrigger,
+    MessageDispatchedTrigger,
+    describe_outcomes,
+    require_dispatched,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_delay_provider.brokers.base import Broker
-    from airflow_delay_provider.triggers.channel import Filter
+    from airflow_delay_provider.brokers.port import Broker
+    from airflow_delay_provider.triggers.channel_watch import Filter
 
 log = logging.getLogger(__name__)
 
-#: How long a triggerer's consumer may take to hand over a message.
+#: How long the triggerer's consumer may take to hand over a message.
 HAND_OVER = timedelta(seconds=5)
-#: How many messages are looked at together once the first was not the one.
+#: Messages in one receive after the first message did not match.
 LOOK_FURTHER = 10
 
 
 class MessageDispatchedSensor(BaseSensorOperator):
-    """Wait until messages were dispatched; a cancelled or given-up one fails the task at once.
+    """Wait until messages are dispatched. A cancelled or dead-lettered message fails the task at once.
 
     :param message_ids: an id, a list of ids, or the output of the task that scheduled them (templated).
-    :param delay_conn_id: the connection of the broker.
-    :param hold: who keeps their wait, as when they were scheduled.
-    :param deferrable: wait without a worker slot.
+    :param delay_conn_id: connection of the broker.
+    :param hold: ``broker`` or ``ledger``, the same as when you scheduled the messages.
+    :param deferrable: wait in the triggerer, without a worker slot.
     """
 
     template_fields: Sequence[str] = ("message_ids", "delay_conn_id", "hold")
@@ -80,41 +82,41 @@ class MessageDispatchedSensor(BaseSensorOperator):
             )
 
     def poke(self, context: Context) -> bool:  # noqa: ARG002 - Airflow's signature
-        """Say whether all messages have ended; raise when one of them was not dispatched."""
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id, hold=self.hold)) as hook:
+        """Return whether all messages were dispatched; raise if one of them never will be."""
+        with open_hook(self.delay_conn_id, hold=self.hold) as hook:
             ids = parse_message_ids(self.message_ids)
-            ended = hook.get_conn().find_outcomes(ids, since=FROM_THE_START) if ids else {}
-            if len(ended) < len(ids):
+            outcomes = hook.get_conn().find_outcomes(ids, since=FROM_THE_START) if ids else {}
+            if len(outcomes) < len(ids):
                 self._warn_once(hook)
-        require_dispatched(describe_outcomes(list(ended), ended))
-        return len(ended) == len(ids)
+        require_dispatched(describe_outcomes(list(outcomes), outcomes))
+        return len(outcomes) == len(ids)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
-        """Succeed when all messages were dispatched."""
+        """Succeed if all messages were dispatched."""
         require_dispatched(event)
         self.log.info("All %d messages were dispatched", sum(event["counts"].values()))
 
     def _warn_once(self, hook: DelayHook) -> None:
         warning = None if self._has_warned else find_dispatcher_warning(hook)
         if warning is not None:
-            self.log.warning("The awaited messages are not dispatched: %s", warning)
+            self.log.warning("Nothing dispatches the messages that this task waits for: %s", warning)
             self._has_warned = True
 
 
 class MessageSensor(BaseSensorOperator):
-    """Wait for a message in a channel, take it and return it.
+    """Wait for a message in a channel, take it and return it as a dict.
 
-    Returns a dict: id, channel, payload (decoded; binary content as base64 text, with payload_is_base64 true), key,
-    headers, content_type, deliver_at, handled_count. The message leaves the channel just before the task succeeds;
-    others that were looked at stay in place, in order. How many others may be held meanwhile, and for how long, is in
-    docs/sensors.md.
+    :param channel: queue, topic or embedded channel (templated).
+    :param filter: dotted path of a function that gets a ``Message`` and returns whether to take it. It also runs in the
+        triggerer, so put it in a module that is installed there, not in the DAG file.
+    :param look_ahead: number of messages at the head of the channel that the filter sees.
+    :param delay_conn_id: connection of the broker.
+    :param deferrable: wait in the triggerer, without a worker slot.
 
-    :param channel: the channel (templated).
-    :param filter: dotted path of a function that gets a ``Message`` and says whether it is the one. It also runs in
-        the triggerer, so it must be in a module that is installed there, not in the DAG file.
-    :param look_ahead: how many messages at the head of the channel are looked at; the one must be among them.
-    :param delay_conn_id: the connection of the broker.
-    :param deferrable: wait without a worker slot.
+    The dict has id, channel, payload, key, headers, content_type, deliver_at and handled_count. The payload is decoded;
+    binary payloads are base64 text, and payload_is_base64 is true. The message leaves the channel just before the task
+    succeeds. Other messages stay in the channel, in order; docs/sensors.md says how many the sensor may hold meanwhile,
+    and for how long.
     """
 
     template_fields: Sequence[str] = ("channel", "filter", "delay_conn_id")
@@ -142,7 +144,7 @@ class MessageSensor(BaseSensorOperator):
         return self._take_or_defer(give_up_at=datetime.now(UTC) + timedelta(seconds=self.timeout))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
-        """Take the message that was seen, or wait on when somebody else was faster."""
+        """Take the message that the trigger saw, or wait again if another consumer took it."""
         return self._take_or_defer(
             give_up_at=datetime.fromisoformat(event["give_up_at"]), message_id=event["message_id"]
         )
@@ -154,7 +156,7 @@ class MessageSensor(BaseSensorOperator):
 
     def _take(self, message_id: str | None = None) -> Message | None:
         """Take the message that the trigger saw, or else the first that passes the filter."""
-        with failing_at_once(), closing(DelayHook(self.delay_conn_id)) as hook:
+        with open_hook(self.delay_conn_id) as hook:
             passes, broker = load_filter(self.filter), hook.get_conn()
             if message_id is not None:
                 message = take_seen(broker, self.channel, message_id, passes, look_ahead=self.look_ahead)
@@ -163,12 +165,12 @@ class MessageSensor(BaseSensorOperator):
             elif not broker.counts_returns():
                 message = take_first(broker, self.channel, passes, look_ahead=self.look_ahead)
             elif self.deferrable:
-                # Only the triggerer looks: it holds messages for as long as anybody waits.
+                # Only the triggerer reads: it holds messages as long as a sensor waits.
                 message = None
             else:
                 raise ConfigurationError(
                     f"{self.delay_conn_id}: this broker counts each look at a message as a delivery, and a queue with a"
-                    " delivery limit drops what was delivered too often; use deferrable=True, no filter, or"
+                    " delivery limit drops messages that were delivered too often; use deferrable=True, no filter, or"
                     " RabbitMQ 4.3 or later"
                 )
         if message is not None:
@@ -196,16 +198,16 @@ class MessageSensor(BaseSensorOperator):
 
 
 def take_seen(broker: Broker, channel: str, message_id: str, passes: Filter, *, look_ahead: int) -> Message | None:
-    """Take the message with this id, or another one that passes, and give the others back untouched.
+    """Take the message with this id, or another one that passes, and release the others.
 
-    The triggerer's consumer holds the messages before it and hands this one over as soon as somebody receives, so it
-    comes first as a rule. Where that consumer has ended, all are in the channel again, and more are looked at.
+    Usually this message comes first: the triggerer's consumer holds the messages before it and hands this one over. If
+    that consumer has stopped, all messages are back in the channel, and more of them are received.
     """
     others: list[Delivery] = []
     chosen = taken = None
     try:
         while chosen is None and len(others) < look_ahead:
-            # A few at first: where returns are counted, each message that is not the one costs it a delivery.
+            # One at first: where returns are counted, each message that does not match loses a delivery.
             limit = min(1 if not others else LOOK_FURTHER, look_ahead - len(others))
             received = broker.receive(channel, limit=limit, wait=HAND_OVER)
             if not received:
@@ -216,23 +218,23 @@ def take_seen(broker: Broker, channel: str, message_id: str, passes: Filter, *, 
             )
         taken = _acknowledge(broker, chosen, others)
     finally:
-        _give_back(broker, others, taken=taken)
+        _release(broker, others, taken=taken)
     return taken
 
 
 def take_first(broker: Broker, channel: str, passes: Filter, *, look_ahead: int) -> Message | None:
-    """Receive up to ``look_ahead`` messages, keep the first that passes, and give the others back untouched."""
+    """Receive up to ``look_ahead`` messages, take the first that passes, and release the others."""
     others = list(broker.receive(channel, limit=look_ahead))
     taken = None
     try:
         taken = _acknowledge(broker, next((item for item in others if passes(item.message)), None), others)
     finally:
-        _give_back(broker, others, taken=taken)
+        _release(broker, others, taken=taken)
     return taken
 
 
 def _acknowledge(broker: Broker, chosen: Delivery | None, received: list[Delivery]) -> Message | None:
-    """Acknowledge the chosen one and remove it from what was received."""
+    """Acknowledge the chosen message and remove it from the received ones."""
     if chosen is None:
         return None
     broker.ack([chosen])
@@ -240,15 +242,20 @@ def _acknowledge(broker: Broker, chosen: Delivery | None, received: list[Deliver
     return chosen.message
 
 
-def _give_back(broker: Broker, others: Sequence[Delivery], *, taken: Message | None) -> None:
-    """Give messages back. A task that has taken one goes on if that fails, since it would lose that one."""
+def _release(broker: Broker, others: Sequence[Delivery], *, taken: Message | None) -> None:
+    """Release messages. If that fails, a task that has taken a message goes on, so as not to lose it."""
     try:
         if others:
             broker.release(others)
     except DelayError as error:
         if taken is None:
             raise
-        log.warning("Took %s; the broker hands %d others out again later: %s", taken.id, len(others), error)
+        log.warning(
+            "Took %s, but cannot release %d others; the broker delivers them again later: %s",
+            taken.id,
+            len(others),
+            error,
+        )
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

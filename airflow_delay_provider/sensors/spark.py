@@ -1,4 +1,4 @@
-"""The sensor of Spark retries."""
+"""The sensor that waits for a Spark retry."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.ticket_office import TicketOffice, TicketPlaces
-from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL
-from airflow_delay_provider.triggers.spark import RetryTicketTrigger, TicketEnd
+from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, RetryTickets
+from airflow_delay_provider.triggers.spark import RetryTicketTrigger, TicketOutcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: Of the XCom in which the task that schedules a retry hands over the ticket.
+#: Of the XCom in which the task that schedules a retry passes on the ticket.
 TICKET_KEY = "spark_retry_ticket"
-_WHY_NOT = {
-    TicketEnd.GIVEN_UP: "the retry was given up: its message was cancelled",
-    TicketEnd.EXPIRED: "the cluster is down, and the time of this sensor is over before it is looked at again",
-    TicketEnd.LOST: "the message of the retry could not be dispatched",
+_FAILURES = {
+    TicketOutcome.GIVEN_UP: "the retry was given up: its message was cancelled",
+    TicketOutcome.EXPIRED: "the cluster is down, and this sensor times out before the next check",
+    TicketOutcome.LOST: "the message of the retry could not be dispatched",
 }
 
 
 class DelayedRetrySensor(BaseSensorOperator):
-    """Wait, deferred, until the retry that the task before has scheduled is due and the cluster can take the job.
+    """Wait, deferred, until the retry scheduled by the previous task is due and the cluster can take the job.
 
-    Succeeds when the message was dispatched, and at once when it is expedited. While the cluster is down or others are
-    first, the message is scheduled again for later. Fails when it is cancelled, which gives the retry up.
+    The sensor succeeds when the message was dispatched, at once if you expedite it. While the cluster is down or its
+    token bucket is empty, the message is scheduled again for later. If you cancel the message, the sensor fails.
 
     :param spark_conn_id: the connection of the cluster (templated).
-    :param cluster_check: dotted path of a function that gets it and says whether the cluster is up.
+    :param cluster_check: dotted path of a function that gets ``spark_conn_id`` and returns whether the cluster is up.
     :param channel: where retries are scheduled to (templated, as the next two).
     :param delay_conn_id: the connection of their broker.
-    :param hold: who keeps their wait, as when they were scheduled.
+    :param hold: who holds them, ``broker`` or ``ledger``, as when they were scheduled.
     """
 
     template_fields: Sequence[str] = ("spark_conn_id", "channel", "delay_conn_id", "hold")
@@ -78,12 +77,11 @@ class DelayedRetrySensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
         """Succeed when the job may be submitted."""
-        end = TicketEnd(event["end"])
-        if end is not TicketEnd.GO:
-            raise AirflowFailException(_WHY_NOT[end])
-        places = TicketPlaces(delay_conn_id=self.delay_conn_id, hold=self.hold, channel=self.channel)
-        with TicketOffice(places) as office:
-            office.sweep()
+        outcome = TicketOutcome(event["outcome"])
+        if outcome is not TicketOutcome.GO:
+            raise AirflowFailException(_FAILURES[outcome])
+        with RetryTickets(delay_conn_id=self.delay_conn_id, hold=self.hold, channel=self.channel) as tickets:
+            tickets.sweep()
         self.log.info("The job may be submitted again")
 
     def _find_ticket(self, context: Context) -> dict[str, Any]:

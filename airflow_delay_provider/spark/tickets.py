@@ -1,30 +1,44 @@
-"""The ticket: the message that brings the next submission of a Spark job."""
+"""Tickets: a ticket is the message that releases the next submission of a Spark job."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid5
 
 from airflow_delay_provider.domain.clock import ceil_ms
+from airflow_delay_provider.domain.exceptions import DelayError, UnknownMessageError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.task import cancel_in_time
 
-#: Where tickets go. Nobody has to read it: the journal tells who waits.
+if TYPE_CHECKING:
+    from airflow_delay_provider.spark.retries import History
+
+log = logging.getLogger(__name__)
+
+#: Where tickets go. No consumer has to read it: waiting tasks learn from the journal that a ticket was dispatched.
 DEFAULT_CHANNEL = "delay.retries"
 DEFAULT_DEAD_LETTER_CHANNEL = "delay.retries.dead"
+#: How many used tickets a task that comes back removes from their channel.
+SWEEP = 100
 
 
 class WaitsFor(StrEnum):
-    """Why a ticket is not due yet."""
+    """Why a ticket waits."""
 
     BACKOFF = "backoff"
-    #: The cluster is down: extended without burning an attempt.
+    #: The cluster is down: the wait is extended and costs no attempt.
     CLUSTER = "cluster"
-    #: Many come back at once: each has its turn.
+    #: Many retries are due at once: the token bucket of the cluster spreads them.
     TURN = "turn"
 
 
@@ -33,9 +47,9 @@ class Ticket:
     """One waiting submission."""
 
     origin: Origin
-    #: Tells the tickets of a task that was cleared from those of its life before.
+    #: Distinguishes the tickets of a cleared task from those before it was cleared.
     began_at: datetime
-    #: Number of the submission that it brings.
+    #: Number of the submission that it releases.
     attempt: int
     verdict: str
     reason: str
@@ -47,16 +61,16 @@ class Ticket:
 
     @property
     def id(self) -> str:
-        """The same for the same wait, however often it is scheduled."""
+        """The same for the same wait, so that scheduling it twice changes nothing."""
         wait = f"{ceil_ms(self.began_at)}.{self.extension}"
         return str(uuid5(UUID(self.origin.message_id(self.attempt)), wait))
 
     def extended(self, deliver_at: datetime, waits_for: WaitsFor) -> Ticket:
-        """Return the one that follows when the submission cannot begin yet."""
+        """Return the ticket that follows when the job cannot be submitted yet."""
         return replace(self, deliver_at=deliver_at, waits_for=waits_for, extension=self.extension + 1)
 
     def as_message(self, channel: str) -> Message:
-        """Return it as a broker takes it."""
+        """Return the message for a broker."""
         return Message(
             id=self.id,
             channel=channel,
@@ -68,7 +82,7 @@ class Ticket:
 
     @classmethod
     def from_message(cls, message: Message) -> Ticket | None:
-        """Undo :meth:`as_message`; None for a message that is no ticket."""
+        """Undo :meth:`as_message`; return None for any other message."""
         try:
             return replace(cls.from_json(json.loads(message.payload)), deliver_at=message.deliver_at)
         except (ValueError, KeyError, TypeError):
@@ -93,3 +107,92 @@ class Ticket:
             waits_for=WaitsFor(stored["waits_for"]),
             extension=stored["extension"],
         )
+
+
+class RetryTickets:
+    """The tickets of one task on their broker; use it in a ``with`` statement.
+
+    :param delay_conn_id: the connection of the broker.
+    :param hold: who holds waiting tickets, ``broker`` or ``ledger``; None is what the connection says.
+    :param channel: where tickets go.
+    :param dead_letter_channel: where :meth:`send_dead_letter` sends to; None sends nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        delay_conn_id: str = DEFAULT_CONN_ID,
+        hold: str | None = None,
+        channel: str = DEFAULT_CHANNEL,
+        dead_letter_channel: str | None = DEFAULT_DEAD_LETTER_CHANNEL,
+    ) -> None:
+        self.hook = DelayHook(delay_conn_id, hold=hold)
+        self._channel = channel
+        self._dead_letter_channel = dead_letter_channel
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hook.close()
+
+    def schedule(self, ticket: Ticket) -> str:
+        """Schedule a ticket, once however often it is called; return a journal position from before that."""
+        broker = self.hook.get_conn()
+        since = broker.outcomes_begin()
+        broker.schedule([ticket.as_message(self._channel)])
+        return since
+
+    def cancel(self, ticket_id: str) -> bool:
+        """Cancel a ticket and return whether it will never be dispatched.
+
+        If it is too late, or if the broker cannot cancel, the ticket is still dispatched; it is ignored then.
+        """
+        broker = self.hook.get_conn()
+        if not broker.can_recall:
+            return False
+        try:
+            return not cancel_in_time(broker, [ticket_id])
+        except UnknownMessageError:  # it was not scheduled yet
+            return True
+
+    def is_gone(self, ticket_id: str) -> bool:
+        """Tell whether a ticket was cancelled; assume so for a broker that cannot look up an id."""
+        broker = self.hook.get_conn()
+        if not broker.knows_ids:
+            return True
+        outcome = broker.find_outcomes([ticket_id], since=FROM_THE_START).get(ticket_id)
+        return outcome is not None and outcome.change is Change.CANCELLED
+
+    def send_dead_letter(self, origin: Origin, history: History, reason: str) -> None:
+        """Send a message that all attempts are used up; an error is only logged, because the task fails anyway."""
+        channel = self._dead_letter_channel
+        if channel is None:
+            return
+        content = {"reason": reason, "origin": asdict(origin), **history.as_json()}
+        letter_id = str(uuid5(UUID(origin.message_id(0)), f"dead.{ceil_ms(history.began_at)}"))
+        try:
+            broker = self.hook.get_conn()
+            letter = Message(
+                id=letter_id,
+                channel=channel,
+                payload=json.dumps(content).encode(),
+                deliver_at=broker.clock.now(),
+                content_type="application/json",
+                origin=origin,
+            )
+            broker.send([letter])
+        except DelayError as error:
+            log.error("No dead letter was sent to %s: %s", channel, error)  # noqa: TRY400 - the sentence says it all
+        else:
+            log.info("A dead letter was sent to %s: %s", channel, letter_id)
+
+    def sweep(self) -> None:
+        """Remove used tickets from their channel, so that it does not grow."""
+        broker = self.hook.get_conn()
+        try:
+            broker.ack(broker.receive(self._channel, limit=SWEEP))
+        except DelayError as error:
+            log.warning("Old tickets stay in %s: %s", self._channel, error)

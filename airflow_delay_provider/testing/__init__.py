@@ -1,1 +1,1 @@
-"""For tests of DAGs: a clock that is set, the embedded broker on it, and pytest fixtures. See docs/testing.md."""
+"""Test DAGs: a settable clock, the embedded broker on it, and pytest fixtures. See docs/testing.md."""

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from threading import Lock
 
 from airflow_delay_provider.domain.message import require_aware
 
-#: Far from the machine's clock, so that a place which still reads that one shows.
+#: Far from the machine's time, so that code which reads the machine's clock is noticed.
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class SettableClock:
-    """Shows the same time until ``advance`` or ``set``; may be shared by threads."""
+    """Returns the same time until ``advance`` or ``set``; threads may share it."""
 
     def __init__(self, start: datetime = START) -> None:
         self._now = require_aware("start", start)
@@ -32,7 +32,7 @@ class SettableClock:
             return self._now
 
     def set(self, moment: datetime) -> datetime:
-        """Show ``moment``, which may lie in the past, and return it in UTC."""
+        """Set the time to ``moment``, which may be in the past, and return it in UTC."""
         moment = require_aware("moment", moment)
         with self._lock:
             self._now = moment

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures for tests of DAGs that schedule messages.
 
-Loaded by every pytest run of an environment that has this package, so nothing but pytest is imported here.
+Every pytest run with this package installed loads it, so it imports nothing but pytest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def delay_clock() -> SettableClock:
-    """A clock that stands at a fixed time until the test moves it."""
+    """A clock with a fixed time until the test moves it."""
     from airflow_delay_provider.testing.clock import SettableClock
 
     return SettableClock()
@@ -27,7 +27,7 @@ def delay_clock() -> SettableClock:
 
 @pytest.fixture
 def delay_kit(delay_clock: SettableClock, tmp_path: Path) -> Iterator[DelayTestKit]:
-    """The embedded broker on ``delay_clock`` and on a database of this test alone."""
+    """The embedded broker on ``delay_clock`` and on a database of its own."""
     from airflow_delay_provider.testing.kit import DelayTestKit
 
     with DelayTestKit(f"sqlite:///{tmp_path / 'delay.db'}", clock=delay_clock) as kit:
@@ -36,7 +36,7 @@ def delay_kit(delay_clock: SettableClock, tmp_path: Path) -> Iterator[DelayTestK
 
 @pytest.fixture
 def delay_connection(delay_kit: DelayTestKit, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Point the default connection, and the time of every hook in this process, at ``delay_kit``."""
+    """Make the default connection, and the clock of every hook in this process, those of ``delay_kit``."""
     from airflow_delay_provider.domain.clock import SystemClock
 
     connection = {"conn_type": "delay", "extra": {"ledger_url": delay_kit.url}}

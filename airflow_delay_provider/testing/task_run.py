@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from airflow.sdk.exceptions import TaskDeferred
     from airflow.triggers.base import BaseTrigger
 
-#: How long a trigger may take to notice what has happened already.
+#: How long a trigger may take to fire.
 _PATIENCE_SECONDS = 30
 
 
 @dataclass(kw_only=True)
 class TaskInstanceStub:
-    """What operators and templates ask of a task instance."""
+    """The part of a task instance that operators and templates use."""
 
     dag_id: str
     task_id: str
@@ -29,13 +29,13 @@ class TaskInstanceStub:
     #: The results of other tasks, by task id.
     results: Mapping[str, Any]
     try_number: int = 1
-    #: The last retry that it may come to.
+    #: The number of the last try.
     max_tries: int = 0
-    #: What the task pushed, by key.
+    #: The XComs of the task, by key.
     pushed: dict[str, Any] = field(default_factory=dict)
 
     def xcom_push(self, key: str, value: Any) -> None:
-        """Keep what the task pushes."""
+        """Keep an XCom of the task."""
         self.pushed[key] = value
 
     def xcom_pull(self, task_ids: str | None = None, key: str = "return_value", **_options: Any) -> Any:
@@ -44,7 +44,7 @@ class TaskInstanceStub:
 
 
 class TaskRun:
-    """A task that has run until it ended, then it has a ``result``, or until it deferred, then it is ``waiting``.
+    """Runs a task until it ends and has a ``result``, or until it defers and is ``waiting``.
 
     :param task: the operator or sensor; its templates are rendered first.
     :param results: the results of the tasks it depends on, by task id.
@@ -85,7 +85,7 @@ class TaskRun:
         return self._deferred is not None
 
     def resume(self) -> Any:
-        """Let the trigger of a waiting task fire, go on with its event, and return the result."""
+        """Let the trigger of a waiting task fire, resume the task with its event, and return the result."""
         if self._deferred is None:
             raise AssertionError(f"task {self.task.task_id!r} does not wait")
         deferred, self._deferred = self._deferred, None

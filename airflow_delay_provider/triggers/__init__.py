@@ -1,1 +1,1 @@
-"""What waiting tasks defer to."""
+"""Triggers of deferred tasks, and the threads that they share."""

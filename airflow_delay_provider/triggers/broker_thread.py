@@ -1,4 +1,4 @@
-"""One thread with one broker for everything that waits on one connection in one event loop."""
+"""One thread and one broker client for all triggers of a connection."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook
 
 if TYPE_CHECKING:
-    #: The kind of thread, its event loop, the connection and who holds its messages.
+    #: Class of the thread, event loop, connection id and hold.
     Key: TypeAlias = tuple[type["BrokerThread"], asyncio.AbstractEventLoop, str, str | None]
 
 log = logging.getLogger(__name__)
 
 
 class BrokerThread(ABC):
-    """Runs the blocking broker calls of many waiters.
+    """Makes the blocking broker calls for many triggers.
 
-    The thread calls ``look`` again and again and hands what it found to the event loop; waiters live on the loop alone.
-    It outlives every outage: the broker is opened anew, so a changed password is picked up as well. It ends when the
-    last user has left. Sync calls into Airflow (the connection) are allowed here since this is not the loop's thread.
+    The thread calls ``poll`` in a loop and passes the results to the event loop, where the triggers wait. After an
+    outage it opens the broker again, which also picks up a changed password. It stops when the last trigger has left.
+    Blocking calls into Airflow, such as reading the connection, are allowed here: this is not the event loop's thread.
     """
 
-    #: Seconds between two looks.
+    #: Seconds between two calls of ``poll``.
     interval: float
-    #: Waits between attempts while the broker is away.
+    #: Pauses between attempts during an outage.
     outage = Backoff()
 
     _running: ClassVar[dict[Key, BrokerThread]] = {}
@@ -45,15 +45,15 @@ class BrokerThread(ABC):
         self.users = 0
         self.thread = threading.Thread(target=self._run, name=f"{type(self).__name__}-{conn_id}", daemon=True)
         self._stop = threading.Event()
-        self._look_now = threading.Event()
-        self._has_looked = False
+        self._poll_now = threading.Event()
+        self._has_polled = False
         self._failures = 0
         self._failing_since = 0.0
 
     @classmethod
     @contextmanager
     def shared(cls, conn_id: str, *, hold: str | None = None) -> Iterator[Self]:
-        """Share the thread of this connection and hold with all other users on this event loop."""
+        """Use the one thread that this event loop has for a connection and hold."""
         loop = asyncio.get_running_loop()
         key = (cls, loop, conn_id, hold)
         shared = cls._running.get(key)
@@ -69,34 +69,34 @@ class BrokerThread(ABC):
                 shared.leave()
 
     def leave(self) -> None:
-        """Come to an end since the last user has left; runs on the event loop."""
+        """Stop because the last trigger has left; runs on the event loop."""
         self.stop()
 
     def stop(self) -> None:
-        """Let the thread end after its current call; runs on the event loop."""
+        """Stop the thread after its current call; runs on the event loop."""
         key = (type(self), self.loop, self.conn_id, self.hold)
         if self._running.get(key) is self:
             del self._running[key]
         self._stop.set()
-        self._look_now.set()
+        self._poll_now.set()
 
-    def look_now(self) -> None:
-        """Cut the pause between two looks short; an outage's pause stays."""
-        self._look_now.set()
+    def poll_now(self) -> None:
+        """Call ``poll`` without waiting for the interval; does not shorten the pauses of an outage."""
+        self._poll_now.set()
 
     @abstractmethod
-    def look(self, hook: DelayHook) -> bool:
-        """Make the blocking calls of one round and say whether more can be had at once; runs in the thread."""
+    def poll(self, hook: DelayHook) -> bool:
+        """Make the blocking calls of one round and return whether more is ready now; runs in the thread."""
 
-    def let_go(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what the broker gave, before it is closed; runs in the thread."""
+    def release_resources(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what the broker gave before it is closed; runs in the thread."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Hand ``error`` to every waiter; runs on the event loop."""
+        """Raise ``error`` in every waiting trigger; runs on the event loop."""
 
     def call_on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Run ``function`` on the event loop; a loop that is closed has no waiters left."""
+        """Run ``function`` on the event loop, and stop if that is closed."""
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
@@ -105,32 +105,32 @@ class BrokerThread(ABC):
     def _run(self) -> None:
         hook = DelayHook(self.conn_id, hold=self.hold)
         while not self._stop.is_set():
-            self._look_now.clear()
+            self._poll_now.clear()
             try:
-                more = self.look(hook)
-            except Exception as error:  # noqa: BLE001 - waiters survive whatever a broker's client raises
+                more = self.poll(hook)
+            except Exception as error:  # noqa: BLE001 - triggers survive any error of a broker's client
                 self._close(hook)
-                if isinstance(error, ConfigurationError) and not self._has_looked:
+                if isinstance(error, ConfigurationError) and not self._has_polled:
                     self.call_on_loop(self._give_up, error)
                     break
                 self._stop.wait(self._back_off(error))
             else:
-                self._note_success()
+                self._record_success()
                 if not more:
-                    self._look_now.wait(self.interval)
+                    self._poll_now.wait(self.interval)
         self._close(hook)
 
     def _back_off(self, error: Exception) -> float:
         self._failures += 1
         if self._failures == 1:
             self._failing_since = time.monotonic()
-            log.warning("%s: cannot look for messages, waiting tasks wait on: %s", self.conn_id, error)
+            log.warning("%s: the broker does not answer; tasks keep waiting: %s", self.conn_id, error)
         return self.outage.delay(self._failures, random.random).total_seconds()
 
-    def _note_success(self) -> None:
+    def _record_success(self) -> None:
         if self._failures:
             log.warning("%s: reachable again after %.0f s", self.conn_id, time.monotonic() - self._failing_since)
-        self._has_looked, self._failures = True, 0
+        self._has_polled, self._failures = True, 0
 
     def _give_up(self, error: Exception) -> None:
         self.stop()
@@ -138,6 +138,6 @@ class BrokerThread(ABC):
 
     def _close(self, hook: DelayHook) -> None:
         with suppress(Exception):
-            self.let_go()
+            self.release_resources()
         with suppress(Exception):
             hook.close()

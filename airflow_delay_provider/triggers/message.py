@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.domain.clock import ONE_MS
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.message_ids import cancel_in_time
-from airflow_delay_provider.triggers.channel import ChannelWatch, Watch
-from airflow_delay_provider.triggers.journal import JournalTail
-from airflow_delay_provider.triggers.outcomes import describe_outcomes
-from airflow_delay_provider.triggers.settling import let_deferral_settle
-from airflow_delay_provider.triggers.warning import warning_of_dispatchers
+from airflow_delay_provider.hooks.task import cancel_in_time
+from airflow_delay_provider.triggers.channel_watch import ChannelWatch, Watch
+from airflow_delay_provider.triggers.deferral import pause_after_deferral
+from airflow_delay_provider.triggers.journal_tail import JournalTail, warn_while_not_dispatched
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.domain.journal import JournalEntry
+    from airflow_delay_provider.domain.lifecycle import JournalEntry
 
-#: What a trigger that starts when its time is over gets to find out how its messages ended.
+#: Time to look up outcomes for a trigger that starts after its time-out.
 LOOK_UP_SECONDS = 10.0
+#: An event for more ids than this names only the messages that were not dispatched.
+MAX_NAMED_OUTCOMES = 100
 
 
 class MessageDispatchedTrigger(BaseTrigger):
-    """Fires once when every message was dispatched, cancelled or given up.
+    """Fires once when every message has an outcome: dispatched, cancelled or dead-lettered.
 
-    Its arguments are stored in plain text by Airflow, so they name the messages and hold none of their content.
+    Airflow stores the arguments in plain text, so they hold message ids and no content.
 
-    :param message_ids: the messages.
-    :param delay_conn_id: the connection of their broker.
-    :param hold: who keeps their wait; None is what the connection says.
-    :param since: journal position from before they were scheduled.
-    :param cancel_on_kill: cancel those that still wait when a user ends the task.
-    :param ledger_id: the ledger that holds them, where one does.
-    :param give_up_at: when the task has waited long enough (ISO-8601); the event then says so.
+    :param message_ids: ids of the messages.
+    :param delay_conn_id: connection of the broker.
+    :param hold: ``broker`` or ``ledger``; None if the connection decides.
+    :param since: journal position from before the messages were scheduled.
+    :param cancel_on_kill: cancel the waiting messages if a user stops the task.
+    :param ledger_id: id of the ledger that stores the messages, if one does.
+    :param give_up_at: time (ISO-8601) at which the trigger fires anyway, with an event that says so.
     """
 
     def __init__(
@@ -76,16 +79,16 @@ class MessageDispatchedTrigger(BaseTrigger):
         began = time.monotonic()
         with JournalTail.shared(self.delay_conn_id, hold=self.hold) as tail:
             entries = await self._wait(tail)
-        await let_deferral_settle(self, began=began)
+        await pause_after_deferral(self, began=began)
         if entries is None:
             yield _event({"timed_out": True, "since": self.since})
         else:
             yield _event(describe_outcomes(self.message_ids, entries))
 
     async def _wait(self, tail: JournalTail) -> Mapping[str, JournalEntry] | None:
-        """Return how the messages ended, None when the time is over."""
+        """Return the outcomes of the messages; None after the time-out."""
         try:
-            async with asyncio.timeout(self._patience()) as limit, warning_of_dispatchers(tail, self):
+            async with asyncio.timeout(self._patience()) as limit, warn_while_not_dispatched(tail, self):
                 return await tail.outcomes(self.message_ids, since=self.since, ledger_id=self.ledger_id)
         except TimeoutError:
             if limit.expired():
@@ -93,7 +96,7 @@ class MessageDispatchedTrigger(BaseTrigger):
             raise
 
     def _patience(self) -> float | None:
-        """Return the seconds that remain; also after the end of the time what has happened already is looked up."""
+        """Return the seconds until the time-out, with some left to look up outcomes if it has passed."""
         if self.give_up_at is None:
             return None
         remaining = datetime.fromisoformat(self.give_up_at) - datetime.now(UTC)
@@ -103,7 +106,7 @@ class MessageDispatchedTrigger(BaseTrigger):
         if self.cancel_on_kill:
             too_late = await asyncio.to_thread(self._cancel)
             cancelled = len(self.message_ids) - len(too_late)
-            self.log.info("The task was ended: cancelled %d messages, %d too late", cancelled, len(too_late))
+            self.log.info("The task was stopped: cancelled %d messages, too late for %d", cancelled, len(too_late))
 
     def _cancel(self) -> list[str]:
         hook = DelayHook(self.delay_conn_id, hold=self.hold)
@@ -114,15 +117,15 @@ class MessageDispatchedTrigger(BaseTrigger):
 
 
 class ChannelTrigger(BaseTrigger):
-    """Fires once when a message that passes the filter can be received; the message stays in its channel.
+    """Fires once when the channel has a message that passes the filter; the message stays in the channel.
 
-    The event names the message and holds none of its content, which Airflow would store in plain text.
+    Airflow stores the event in plain text, so it holds the message id and no content.
 
-    :param channel: the channel.
-    :param delay_conn_id: the connection of its broker.
-    :param filter: dotted path of a function that gets a ``Message`` and says whether it is the one.
-    :param look_ahead: how many messages at the head of the channel are looked at.
-    :param give_up_at: when the sensor's time is over (ISO-8601); handed back in the event.
+    :param channel: queue, topic or embedded channel.
+    :param delay_conn_id: connection of the broker.
+    :param filter: dotted path of a function that gets a ``Message`` and returns whether to take it.
+    :param look_ahead: number of messages at the head of the channel that the filter sees.
+    :param give_up_at: time-out of the sensor (ISO-8601), returned in the event.
     """
 
     def __init__(
@@ -154,12 +157,52 @@ class ChannelTrigger(BaseTrigger):
             with ChannelWatch.shared(self.delay_conn_id) as watch:
                 message_id = await watch.message_id(self.watch)
         except asyncio.CancelledError:
-            # The triggerer may be about to end: what is held goes back first, since a lost connection is counted.
-            await watch.give_back()
+            # The triggerer may be stopping. Release held messages first: a lost connection counts as a delivery.
+            await watch.release()
             raise
-        await let_deferral_settle(self, began=began)
+        await pause_after_deferral(self, began=began)
         yield _event({"message_id": message_id, "give_up_at": self.give_up_at})
 
 
 def _event(payload: dict[str, Any]) -> TriggerEvent:
     return TriggerEvent(payload)  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
+
+
+def describe_outcomes(message_ids: Sequence[str], entries: Mapping[str, JournalEntry]) -> dict[str, Any]:
+    """Return the event for these outcomes: counts, and each message by id; of many, only those not dispatched."""
+    named = {message_id: _describe(entries[message_id]) for message_id in dict.fromkeys(message_ids)}
+    counts = dict(Counter(outcome["change"] for outcome in named.values()))
+    if len(named) > MAX_NAMED_OUTCOMES:
+        named = {each: outcome for each, outcome in named.items() if outcome["change"] != Change.DISPATCHED}
+    return {"counts": counts, "outcomes": named}
+
+
+def require_dispatched(event: Mapping[str, Any]) -> None:
+    """Fail the task if one of its messages will never be dispatched.
+
+    It fails without retries, which would end the same way. After fixing the cause you can replay dead letters. If the
+    ledger holds the messages, clearing the task schedules them again.
+    """
+    missed = {each: outcome for each, outcome in event["outcomes"].items() if outcome["change"] != Change.DISPATCHED}
+    if missed:
+        shown = ", ".join(f"{each} {outcome['change']}" for each, outcome in list(missed.items())[:10])
+        more = f" and {len(missed) - 10} more" if len(missed) > 10 else ""
+        text = f"{len(missed)} of {sum(event['counts'].values())} messages were not dispatched ({shown}{more});"
+        if any(outcome["change"] == Change.PARKED for outcome in missed.values()):
+            text += (
+                " the broker keeps parked messages, whose channel is gone: create the channel, run"
+                " `airflow delay topology replay-parked`, then clear this task;"
+            )
+        raise AirflowFailException(
+            f"{text} replay dead letters with `airflow delay replay`, or clear this task if the ledger holds them;"
+            " cancelled messages need a new message_id"
+        )
+
+
+def _describe(entry: JournalEntry) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "change": entry.change.value,
+        "at": entry.at.isoformat(),
+        "lateness_ms": entry.lateness // ONE_MS,
+    }
+    return described | ({"reason": entry.reason} if entry.reason else {})

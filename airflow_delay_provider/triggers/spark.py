@@ -1,4 +1,4 @@
-"""The trigger of Spark tasks that wait for their next submission."""
+"""The trigger for which Spark tasks are deferred until their next submission."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.ticket_office import TicketOffice, TicketPlaces
-from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
-from airflow_delay_provider.triggers.journal import JournalTail
-from airflow_delay_provider.triggers.retry_desk import Place, RetryDesk
-from airflow_delay_provider.triggers.settling import let_deferral_settle
-from airflow_delay_provider.triggers.warning import warning_of_dispatchers
+from airflow_delay_provider.spark.admission import RetryAdmission, RetryTarget
+from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, RetryTickets, Ticket, WaitsFor
+from airflow_delay_provider.triggers.deferral import pause_after_deferral
+from airflow_delay_provider.triggers.journal_tail import JournalTail, warn_while_not_dispatched
 
 
-class TicketEnd(StrEnum):
-    """How a wait ended."""
+class TicketOutcome(StrEnum):
+    """How the wait for a ticket ended."""
 
+    #: The job may be submitted.
     GO = "go"
-    #: Somebody cancelled the ticket.
+    #: A user cancelled the ticket.
     GIVEN_UP = "given_up"
     #: The cluster stayed down for longer than the task may take.
     EXPIRED = "expired"
@@ -34,10 +33,10 @@ class TicketEnd(StrEnum):
 
 
 class RetryTicketTrigger(BaseTrigger):
-    """Fires when the ticket was dispatched and the cluster can take the job, or when there is no more to wait for.
+    """Fires when the ticket was dispatched and the cluster can take the job, or when the wait has failed.
 
-    While the cluster is down, or others are first, the ticket is extended. No connection of its own: all tickets of a
-    triggerer share one journal tail and one desk. Its arguments are stored in plain text by Airflow and hold no secret.
+    While the cluster is down or its token bucket is empty, the ticket is extended. All triggers of a triggerer share
+    one journal tail and one admission per connection. Airflow stores the arguments in plain text; they hold no secret.
 
     :param ticket: the ticket, as JSON data.
     :param since: journal position from before it was scheduled.
@@ -46,7 +45,7 @@ class RetryTicketTrigger(BaseTrigger):
     :param cluster_check: dotted path of a function that gets ``spark_conn_id`` and says whether the cluster is up.
     :param channel: where tickets go.
     :param delay_conn_id: the connection of the broker.
-    :param hold: who keeps the wait; None is what the connection says.
+    :param hold: who holds the ticket, ``broker`` or ``ledger``; None is what the connection says.
     """
 
     def __init__(
@@ -88,41 +87,44 @@ class RetryTicketTrigger(BaseTrigger):
         began = time.monotonic()
         with (
             JournalTail.shared(self.delay_conn_id, hold=self.hold) as tail,
-            RetryDesk.shared(self.delay_conn_id, hold=self.hold) as desk,
+            RetryAdmission.shared(self.delay_conn_id, hold=self.hold) as admission,
         ):
-            async with warning_of_dispatchers(tail, self):
-                end = await self._wait(tail, desk)
-        await let_deferral_settle(self, began=began)
+            async with warn_while_not_dispatched(tail, self):
+                outcome = await self._wait(tail, admission)
+        await pause_after_deferral(self, began=began)
         yield TriggerEvent(  # type: ignore[no-untyped-call]  # Airflow leaves it untyped
-            {"end": end.value, "extensions": self._current.extension}
+            {"outcome": outcome.value, "extensions": self._current.extension}
         )
 
     async def on_kill(self) -> None:
-        """Take the ticket back: nobody waits for it any more."""
+        """Cancel the ticket, because the task no longer waits for it."""
         cancelled = await asyncio.to_thread(self._cancel)
-        self.log.info("The task was ended: its ticket %s", "is cancelled" if cancelled else "comes for nobody")
+        result = "is cancelled" if cancelled else "is still dispatched, and ignored"
+        self.log.info("The task was stopped: its ticket %s", result)
 
-    async def _wait(self, tail: JournalTail, desk: RetryDesk) -> TicketEnd:
-        place = Place(spark_conn_id=self.spark_conn_id, check=self.cluster_check, channel=self.channel)
+    async def _wait(self, tail: JournalTail, admission: RetryAdmission) -> TicketOutcome:
+        target = RetryTarget(spark_conn_id=self.spark_conn_id, check=self.cluster_check, channel=self.channel)
         since = self.since
         while True:
             entry = (await tail.outcomes([self._current.id], since=since))[self._current.id]
             if entry.change is not Change.DISPATCHED:
                 self.log.info("The ticket was %s", entry.change.value)
-                return TicketEnd.GIVEN_UP if entry.change is Change.CANCELLED else TicketEnd.LOST
-            extension = await desk.show(self._current, place)
+                return TicketOutcome.GIVEN_UP if entry.change is Change.CANCELLED else TicketOutcome.LOST
+            extension = await admission.admit(self._current, target)
             if extension is None:
-                return TicketEnd.GO
+                return TicketOutcome.GO
             self._current, since = extension.ticket, extension.since
             self.log.info(
-                "%s: the next look is at %s",
-                "The cluster is down" if self._current.waits_for is WaitsFor.CLUSTER else "Others are first",
+                "%s: the ticket is extended to %s",
+                "The cluster is down"
+                if self._current.waits_for is WaitsFor.CLUSTER
+                else "Submissions to the cluster are rate-limited",
                 self._current.deliver_at.isoformat(),
             )
             if self._current.deliver_at > datetime.fromisoformat(self.give_up_at):
                 await asyncio.to_thread(self._cancel)
-                return TicketEnd.EXPIRED
+                return TicketOutcome.EXPIRED
 
     def _cancel(self) -> bool:
-        with TicketOffice(TicketPlaces(delay_conn_id=self.delay_conn_id, hold=self.hold)) as office:
-            return office.cancel(self._current.id)
+        with RetryTickets(delay_conn_id=self.delay_conn_id, hold=self.hold) as tickets:
+            return tickets.cancel(self._current.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import rabbitmq_aims
+from benchmarks import rabbitmq_report
 from benchmarks.measuring import Measurement
 from benchmarks.results import show
 
@@ -51,7 +51,7 @@ def rabbitmq_tables(measurements: Sequence[Measurement], machine: Mapping[str, A
 
     return {
         "rabbitmq machine": _machine_line(measurements, machine, software),
-        "rabbitmq aims": rabbitmq_aims.table(measurements),
+        "rabbitmq aims": rabbitmq_report.table(measurements),
         "rabbitmq rates": table("messages/s"),
         "rabbitmq cpu": table("us/message", "hops/message"),
         "rabbitmq lateness": table("ms", "published/s"),

@@ -1,4 +1,4 @@
-"""Counts orders by state: each executor reads JSON lines over HTTP. Argument: the URL."""
+"""Count orders by state; executors read them as JSON lines over HTTP. Argument: the URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 10
 
 
 def read_orders(url: str) -> Iterator[tuple[int, str]]:
-    with urlopen(url, timeout=TIMEOUT_SECONDS) as lines:  # noqa: S310 - whoever starts the DAG chooses the source
+    with urlopen(url, timeout=TIMEOUT_SECONDS) as lines:  # noqa: S310 - the user who starts the DAG chooses the source
         for line in lines:
             order = json.loads(line)
             yield order["id"], order["state"]

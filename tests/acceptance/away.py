@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.message import Message
 from tests.acceptance.runs import Run
-from tests.servers.airflow_api import AirflowApi
+from tools.servers.airflow_api import AirflowApi
 
 
 def receive(broker: Broker, channel: str, n: int, *, seconds: float = 120) -> list[Message]:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from tests.acceptance import spark_stampede
 from tests.acceptance.runs import Run, Start
 from tests.databases import fresh_database
 from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
 from tests.rabbits import connection_of
-from tests.servers.airflow import Airflow, AirflowConfig
-from tests.servers.airflow_api import AirflowApi
+from tools.servers.airflow import Airflow, AirflowConfig
+from tools.servers.airflow_api import AirflowApi
 
 ROOT = Path(__file__).parents[2]
 USERS = {"admin": "admin", "viewer": "viewer"}
@@ -43,7 +43,8 @@ def connections() -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
+# Not of the session: a worker that goes on with other tests stops it, as it keeps processors busy.
+@pytest.fixture(scope="package")
 def airflow() -> Iterator[Airflow]:
     """Airflow with the examples and the DAGs of these tests; its logs stay under .run/."""
     run_dir = ROOT / ".run" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-acceptance-{os.getpid()}"
@@ -63,14 +64,14 @@ def airflow() -> Iterator[Airflow]:
             yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(airflow: Airflow) -> Iterator[AirflowApi]:
     """The administrator's session."""
     with airflow.api("admin") as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def broker(airflow: Airflow) -> Iterator[EmbeddedBroker]:
     """The broker that the DAGs use."""
     with EmbeddedBroker(Ledger(airflow.ledger_url)) as opened:

@@ -16,13 +16,13 @@ from typing import Any
 
 from sqlalchemy import event
 
-from airflow_delay_provider.brokers.base import Receipt
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Receipt
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.ledger import delivery
-from airflow_delay_provider.ledger.database import Ledger
 
 #: Steps inside the one transaction that moves messages into channels of the same database.
 STEPS_HERE = ("after_take", "after_mark", "after_publish", "before_commit", "after_commit")

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.acceptance.kafka_soak import Dispatcher, now_ms
 from tests.integration.test_kafka_faults import Scene, headers_of
 from tests.kafkas import private_broker
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 MESSAGES = 300
 SPOILS: dict[str, Callable[[Scene, str], None]] = {
@@ -75,7 +75,7 @@ def main() -> None:
     ):
         dispatcher = Dispatcher({"bootstrap": broker.bootstrap, "settings": scene.settings}, Path(folder))
         try:
-            wait_for(lambda: len(dispatcher.lanes()) == 2, what="the dispatcher serves", seconds=120)
+            wait_for(lambda: len(dispatcher.partitions()) == 2, what="the dispatcher serves", seconds=120)
             for number in range(args.rounds):
                 late = lateness_ms(scene, SPOILS[args.becomes])
                 found = {"p50": late[len(late) // 2], "max": late[-1], "load": round(os.getloadavg()[0], 1)}

@@ -1,4 +1,4 @@
-"""A dispatcher as a program of its own, which climbs one ladder of Kafka until SIGTERM, whatever happens on the way."""
+"""A dispatcher as a program of its own, which serves one Kafka ladder until SIGTERM, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.exceptions import DelayError
+from airflow_delay_provider.domain.exceptions import DelayError
 
 #: As a loop of the real dispatcher does it: an error is told, and the next run may succeed.
 PAUSE_SECONDS = 0.2
@@ -43,15 +43,15 @@ def main() -> None:
         while not args.after.exists():
             time.sleep(0.01)
     with KafkaBroker(config_of(args.config)) as broker:
-        climber = broker.open_climber(instance=args.instance)
+        dispatcher = broker.open_ladder_dispatcher(instance=args.instance)
         while not stop.is_set():
             try:
-                climber.run_once()
+                dispatcher.run_once()
             except Exception as error:
                 log.warning("failed and tries again: %s", error, exc_info=not isinstance(error, DelayError))
                 time.sleep(PAUSE_SECONDS)
         log.info("closing")
-        climber.close()
+        dispatcher.close()
     log.info("closed")
 
 

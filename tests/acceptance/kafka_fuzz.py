@@ -22,10 +22,12 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from airflow_delay_provider.brokers.kafka import administering, wire
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
+from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
-from airflow_delay_provider.brokers.kafka.commands import Command, Place
 from airflow_delay_provider.brokers.kafka.progress import progress_of
+from airflow_delay_provider.brokers.kafka.reader import log_starts, stable_ends
+from airflow_delay_provider.brokers.kafka.recall import Command, RecordPosition
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import Change
@@ -33,9 +35,9 @@ from airflow_delay_provider.domain.message import Message
 from tests.acceptance.kafka_dispatcher import config_of
 from tests.acceptance.kafka_soak import Dispatcher, now_ms, read_to_end
 from tests.kafkas import fresh_topic, partitions_of, private_broker
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
-LANES = 2
+PARTITIONS = 2
 CANARY_SECONDS = 0.1
 #: What a canary may be late.
 LATE_MS = 1000
@@ -184,16 +186,24 @@ class Mutator:
         """A request of anybody, with nonsense in some of its headers."""
         random = self._random
         headers: dict[str, bytes | None] = {
-            wire.CHANNEL: self._channel().encode(errors="replace"),
-            random.choice((wire.DELIVER_AT, wire.DELIVER_AFTER_MS)): self._time(),
+            protocol.CHANNEL: self._channel().encode(errors="replace"),
+            random.choice((protocol.DELIVER_AT, protocol.DELIVER_AFTER_MS)): self._time(),
         }
         if random.random() < 0.3:
-            headers[random.choice((wire.KEY, wire.PRIORITY, wire.HANDLED_COUNT, wire.ORIGIN, wire.CONTENT_TYPE))] = (
-                random.choice([None, b"", b"9", b"-1", b"9" * 30, b"[1,2,3,4]", b"{", self._bytes(300)])
-            )
+            headers[
+                random.choice(
+                    (
+                        protocol.KEY,
+                        protocol.PRIORITY,
+                        protocol.HANDLED_COUNT,
+                        protocol.ORIGIN,
+                        protocol.CONTENT_TYPE,
+                    )
+                )
+            ] = random.choice([None, b"", b"9", b"-1", b"9" * 30, b"[1,2,3,4]", b"{", self._bytes(300)])
         is_plain = random.random() < 0.7
         if not is_plain:
-            headers[wire.ID] = random.choice([uuid4().hex.encode(), self._bytes(30), b"x" * 300, b""])
+            headers[protocol.ID] = random.choice([uuid4().hex.encode(), self._bytes(30), b"x" * 300, b""])
         if random.random() < 0.2:
             headers[self._text()] = self._bytes(50)
         if random.random() < 0.02:
@@ -215,15 +225,15 @@ class Mutator:
             key=random.choice([None, "k", "ü"]),
             headers=random.choice([{}, {"a": "b"}, {"ü": "ö" * 50}]),
         )
-        key, value = wire.write_key(due_ms, message_id), wire.write_envelope(message, now_ms=now_ms())
+        key, value = wire.encode_key(due_ms, message_id), wire.encode_envelope(message, now_ms=now_ms())
         topic = random.choice([self._topology.inbox, random.choice(self._rungs), random.choice(self._rungs[:6])])
         return Written(topic, self._damaged(key), self._damaged(value))
 
     def _command(self) -> Written:
         random, topology = self._random, self._topology
-        place = Place(
+        position = RecordPosition(
             topic=random.choice([topology.inbox, random.choice(self._rungs), "elsewhere", topology.control]),
-            lane=random.choice([0, 1, 2, -1, 10**6, 10**20]),
+            partition=random.choice([0, 1, 2, -1, 10**6, 10**20]),
             # Never one of a canary.
             offset=random.choice([-1, 10**9 + random.randrange(10**6), 10**30]),
         )
@@ -233,11 +243,11 @@ class Mutator:
             change=random.choice(list(Change)),
             message_id=random.choice([uuid4().hex, "x" * 70_000]),
             channel=random.choice([*self._channels, *self._bad_channels]),
-            place=place,
+            position=position,
             deliver_at_ms=random.choice([self._due_ms(), -1, 2**62, 10**30]),
             envelope=random.choice([b"", envelope]),
         )
-        return Written(topology.control, b"k", self._damaged(command.write()))
+        return Written(topology.control, b"k", self._damaged(command.encode()))
 
     def _damaged(self, value: bytes) -> bytes:
         """Return it as it is, or with some bytes changed, cut or doubled."""
@@ -314,9 +324,13 @@ class Canaries:
             started = time.monotonic()
             while not self._end.is_set():
                 name, due_ms = f"canary-{number}", now_ms() + source.randrange(500, 5_000)
-                headers = {wire.CHANNEL: self._channel, wire.DELIVER_AT: str(due_ms), wire.ID: name}
+                headers = {
+                    protocol.CHANNEL: self._channel,
+                    protocol.DELIVER_AT: str(due_ms),
+                    protocol.ID: name,
+                }
                 self._figures.due[name] = due_ms
-                producer.produce(self._inbox, b"x", partition=number % LANES, headers=headers)
+                producer.produce(self._inbox, b"x", partition=number % PARTITIONS, headers=headers)
                 producer.poll(0)
                 number += 1
                 self._end.wait(max(0.0, started + CANARY_SECONDS * number - time.monotonic()))
@@ -329,7 +343,7 @@ class Canaries:
             while not self._read_on.is_set():
                 for record in consumer.consume(100, 0.02):
                     if record.error() is None:
-                        name = dict(record.headers() or [])[wire.ID].decode()
+                        name = dict(record.headers() or [])[protocol.ID].decode()
                         self._figures.seen.setdefault(name, now_ms())
 
     def _doze(self) -> None:
@@ -345,7 +359,7 @@ class Canaries:
 def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
     """Do it on a ladder of its own; what the dispatcher says is left in ``run_dir``."""
     figures, started = Figures(), time.monotonic()
-    settings = {"ladder": f"fuzz-{uuid4().hex[:8]}", "partitions": LANES}
+    settings = {"ladder": f"fuzz-{uuid4().hex[:8]}", "partitions": PARTITIONS}
     given = {"bootstrap": bootstrap, "settings": settings}
     canary_channel = fresh_topic(bootstrap, message_timestamp_type="LogAppendTime")
     channels = [
@@ -358,7 +372,7 @@ def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
         client.create_topology()
         dispatcher = Dispatcher(given, run_dir)
         try:
-            wait_for(lambda: len(dispatcher.lanes()) == LANES, what="the dispatcher serves", seconds=120)
+            wait_for(lambda: len(dispatcher.partitions()) == PARTITIONS, what="the dispatcher serves", seconds=120)
             pid = dispatcher.process.pid
             canaries = Canaries(bootstrap, client.topology.inbox, canary_channel, figures)
             canaries.start()
@@ -380,7 +394,7 @@ def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
             said = dispatcher.log.read_text(errors="replace")
             dispatcher.stop()
         figures.failures_told = said.count(" WARNING failed")
-        figures.undone = said.count("is undone and done again")
+        figures.undone = said.count("is aborted and repeated")
         client.delete_topology(even_if_messages_wait=True)
     figures.seconds = time.monotonic() - started
     return figures
@@ -399,7 +413,7 @@ def _write(work: Fuzz, bootstrap: str, mutator: Mutator, figures: Figures, dispa
             record = mutator.record()
             kind = record.topic.rpartition(".")[2] if "rung" not in record.topic else "rung"
             figures.written[kind] = figures.written.get(kind, 0) + 1
-            options: dict[str, Any] = {"headers": list(record.headers), "partition": source.randrange(LANES)}
+            options: dict[str, Any] = {"headers": list(record.headers), "partition": source.randrange(PARTITIONS)}
             if record.is_plain:
                 options["on_delivery"] = note
             while True:
@@ -418,12 +432,12 @@ def _write(work: Fuzz, bootstrap: str, mutator: Mutator, figures: Figures, dispa
 
 def _look(client: KafkaBroker, figures: Figures) -> bool:
     """Whether nothing is left but messages that are not due yet; committed offsets and their notes tell."""
-    topology, link = client.topology, client._link
+    topology, clients = client.topology, client._clients
     topics = [topology.inbox, topology.control, *(topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms)]
-    places = [TopicPartition(topic, lane) for topic in topics for lane in range(LANES)]
+    places = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
     settings = {"group.id": topology.dispatch_group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     with Consumer({"bootstrap.servers": client.config.client["bootstrap.servers"], **settings}) as reader:
-        starts, ends = administering.log_starts(link, places), administering.stable_ends(link, places)
+        starts, ends = log_starts(clients, places), stable_ends(clients, places)
         progress = {(each.topic, each.partition): progress_of(each, starts) for each in reader.committed(places, 30)}
     figures.stuck, figures.waiting = [], 0
     starts = {where: known.low for where, known in progress.items()}
@@ -433,7 +447,7 @@ def _look(client: KafkaBroker, figures: Figures) -> bool:
             continue
         hold_ms = topology.hold_of(record.topic())
         is_message = hold_ms is not None and len(record.key() or b"") > 8
-        if is_message and now_ms() + LONGEST_MS < wire.held_until_ms(record.key()) <= wire.MAX_MS:
+        if is_message and now_ms() + LONGEST_MS < wire.held_until_ms(record.key()) <= protocol.MAX_MS:
             figures.waiting += 1
             figures.waiting_ids.add(record.key()[8:].decode(errors="replace"))
             continue
@@ -450,10 +464,10 @@ def _judge(bootstrap: str, client: KafkaBroker, channels: Sequence[str], figures
     found = set(figures.waiting_ids)
     for record in read_to_end(bootstrap, channels):
         figures.delivered += 1
-        found.add(_header(record, wire.ID))
+        found.add(_header(record, protocol.ID))
     for record in read_to_end(bootstrap, [client.topology.dead]):
         figures.dead += 1
-        found |= {_header(record, wire.ID), _header(record, wire.SOURCE).replace("/", "-")}
+        found |= {_header(record, protocol.ID), _header(record, protocol.SOURCE).replace("/", "-")}
     figures.vanished = sorted(figures.places - found)
 
 

@@ -33,23 +33,23 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.domain import message as domain
 from airflow_delay_provider.domain.clock import ceil_ms
-from airflow_delay_provider.domain.journal import FROM_THE_START
-from airflow_delay_provider.exceptions import BrokerError, MessagesWaitError
+from airflow_delay_provider.domain.exceptions import BrokerError, MessagesWaitError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from tests.acceptance.kafka_dispatcher import config_of
 from tests.kafkas import fresh_topic, partitions_of, private_broker
-from tests.servers.component import wait_for
-from tests.servers.kafka import KafkaCluster
-from tests.servers.process import dies_with_parent
+from tools.servers.component import wait_for
+from tools.servers.kafka import KafkaCluster
+from tools.servers.process import dies_with_parent
 
 BATCH = 500
 #: Undisturbed are messages that are due so long after the last disturbance has ended: its backlog is worked off then.
 SETTLE_MS = 10_000
-#: How long after the last message was due it may come: dispatchers that got stuck have lost their lanes by then, and
-#: what they left open is undone. A message that comes later counts as lost.
+#: How long after its due time the last message may come: stuck dispatchers have lost their partitions by then, and
+#: their open transactions are aborted. A message that comes later counts as lost.
 PATIENCE_SECONDS = 240
-#: How many lines of each dispatcher that ran to the end are told where something went wrong.
+#: How many log lines of each dispatcher that ran to the end are shown after a failure.
 LAST_LINES = 25
-SERVING = re.compile(r"^([0-9.]+) INFO .*: serving lanes \[([0-9, ]*)\]$", re.MULTILINE)
+SERVING = re.compile(r"^([0-9.]+) INFO .*: serving partitions \[([0-9, ]*)\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Soak:
     broker_kills: int = 1
     #: How often another dispatcher joins or one leaves.
     turns: int = 10
-    lanes: int = 4
+    partitions: int = 4
     channels: int = 3
     channel_partitions: int = 3
     #: Dispatchers that have names of their own go on at once after a restart.
@@ -86,9 +86,9 @@ class Figures:
     #: When each id was first seen by a reader of committed records.
     seen: dict[str, int] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
-    #: When records of each lane were stored, in order.
-    by_lane: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    #: What was done and when, and for a kill the lanes that were served.
+    #: When records of each partition were stored, in order.
+    by_partition: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    #: What was done and when, and for a kill the partitions that were served.
     disturbances: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
     broker_down: list[tuple[int, int]] = field(default_factory=list)
     rss_mb: dict[int, float] = field(default_factory=dict)
@@ -137,13 +137,15 @@ class Figures:
         return sorted(at - self.due[name] for name, at in of.items() if name in self.due and self.due[name] >= first)
 
     def _takeover_ends(self) -> Iterator[tuple[int, int]]:
-        for at, what, lanes in self.disturbances:
-            if lanes and (takes := self.takeover_ms(at, lanes)) is not None and what.startswith("kill"):
+        for at, what, partitions in self.disturbances:
+            if partitions and (takes := self.takeover_ms(at, partitions)) is not None and what.startswith("kill"):
                 yield at, takes
 
-    def takeover_ms(self, at: int, lanes: Sequence[int]) -> int | None:
-        """Return how long after a kill all of these lanes delivered again; None where one had nothing more to do."""
-        firsts = [next((stored for stored in self.by_lane[lane] if stored > at), None) for lane in lanes]
+    def takeover_ms(self, at: int, partitions: Sequence[int]) -> int | None:
+        """Return how long after a kill all of these partitions delivered again; None if one had no more messages."""
+        firsts = [
+            next((stored for stored in self.by_partition[partition] if stored > at), None) for partition in partitions
+        ]
         known = [first for first in firsts if first is not None]
         return max(known) - at if len(known) == len(firsts) and known else None
 
@@ -224,10 +226,10 @@ class Dispatcher:
         """Whether it waits for its file."""
         return " INFO ready" in self.log.read_text(errors="replace")
 
-    def lanes(self) -> tuple[int, ...]:
-        """The lanes that it was given last."""
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions that it was given last."""
         found = SERVING.findall(self.log.read_text(errors="replace"))
-        return tuple(int(lane) for lane in found[-1][1].split(",")) if found and found[-1][1] else ()
+        return tuple(int(partition) for partition in found[-1][1].split(",")) if found and found[-1][1] else ()
 
     def rss_mb(self) -> float:
         with suppress(psutil.Error):
@@ -284,12 +286,12 @@ class Crew:
             self.start()
 
     def kill_and_replace(self, victim: Dispatcher) -> None:
-        lanes = victim.lanes()
+        partitions = victim.partitions()
         at = now_ms()
         victim.kill()
         self.running.remove(victim)
-        self._figures.disturbances.append((at, f"kill {victim.kind}", lanes))
-        self._work.tell(f"killed {victim.kind}, which served lanes {list(lanes)}")
+        self._figures.disturbances.append((at, f"kill {victim.kind}", partitions))
+        self._work.tell(f"killed {victim.kind}, which served partitions {list(partitions)}")
         self.start(victim.instance)
 
     def join_or_leave(self, source: random.Random) -> None:
@@ -346,7 +348,7 @@ def _soak(work: Soak, broker: KafkaCluster, run_dir: Path) -> Figures:
         fresh_topic(broker.bootstrap, partitions=work.channel_partitions, message_timestamp_type="LogAppendTime")
         for _ in range(work.channels)
     ]
-    settings = {"ladder": f"soak-{uuid4().hex[:8]}", "partitions": work.lanes, "confirm_timeout": 20}
+    settings = {"ladder": f"soak-{uuid4().hex[:8]}", "partitions": work.partitions, "confirm_timeout": 20}
     given = {"bootstrap": broker.bootstrap, "settings": settings}
     crew = Crew(work, given, run_dir, figures)
     # Nothing is scheduled while the broker is down: what is scheduled twice would not be a duplicate of the ladder.
@@ -356,7 +358,7 @@ def _soak(work: Soak, broker: KafkaCluster, run_dir: Path) -> Figures:
         with KafkaBroker(config_of(given)) as client, ThreadPoolExecutor(1) as pool:
             client.create_topology(channels)
             crew.start_first()
-            wait_for(lambda: crew.running[0].lanes(), what="the first dispatcher serves", seconds=120)
+            wait_for(lambda: crew.running[0].partitions(), what="the first dispatcher serves", seconds=120)
             watcher.start()
             scheduling = pool.submit(_schedule_all, work, client, channels, publishing, figures)
             # Not in a thread: processes that one has started end with it.
@@ -486,13 +488,13 @@ def _judge(work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequ
     for record in read_to_end(broker.bootstrap, channels):
         name, at = _id_of(record), record.timestamp()[1]
         figures.stored[name].append(at)
-        figures.by_lane[topology.lane_of(None, name)].append(at)
+        figures.by_partition[topology.partition_of(None, name)].append(at)
         if at < figures.due.get(name, 0):
             figures.early.append(name)
-    for stored in figures.by_lane.values():
+    for stored in figures.by_partition.values():
         stored.sort()
-    for at, what, lanes in figures.disturbances:
-        if lanes and (takes := figures.takeover_ms(at, lanes)) is not None:
+    for at, what, partitions in figures.disturbances:
+        if partitions and (takes := figures.takeover_ms(at, partitions)) is not None:
             figures.takeovers[what].append(takes)
     figures.dead = len(list(read_to_end(broker.bootstrap, [topology.dead])))
     figures.wrong_in_journal = wrong_in_journal(client, figures)

@@ -20,8 +20,8 @@ import pika.exceptions
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.clock import ceil_ms
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
 from tests.rabbits import config_of
 
 BATCH = 500

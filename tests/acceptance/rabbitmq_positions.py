@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pika
 
-from tests.servers.rabbitmq import RabbitMQ
+from tools.servers.rabbitmq import RabbitMQ
 
 #: What the dead-letter workers of quorum queues hold: a line for each message with its queue, its id, which queues must
 #: still confirm it, which have refused it, how often it was published and for how many seconds it has been held.
@@ -28,24 +28,24 @@ end,
 Names = fun(Queues) -> lists:join(",", [element(4, Queue) || Queue <- Queues]) end,
 IsPending = fun(Value) -> is_tuple(Value) andalso element(1, Value) =:= pending end,
 Now = os:system_time(millisecond),
-Show = fun(Source, Held) ->
-    Last = tuple_size(Held),
-    [Unconfirmed, Refused, Published, Since] = [element(N, Held) || N <- [Last - 5, Last - 4, Last - 2, Last]],
+Show = fun(Source, HeldMessage) ->
+    Last = tuple_size(HeldMessage),
+    [Unconfirmed, Refused, Published, Since] = [element(N, HeldMessage) || N <- [Last - 5, Last - 4, Last - 2, Last]],
     io:format(
         "held\\t~s\\t~s\\t~s\\t~s\\t~b\\t~.1f~n",
-        [Source, Id(element(3, Held)), Names(Unconfirmed), Names(Refused), Published, (Now - Since) / 1000])
+        [Source, Id(element(3, HeldMessage)), Names(Unconfirmed), Names(Refused), Published, (Now - Since) / 1000])
 end,
 lists:foreach(
     fun(Worker) ->
         [_, {resource, _, queue, Source} | More] = tuple_to_list(sys:get_state(Worker, 5000)),
-        [Show(Source, Held) || Map <- More, is_map(Map), Held <- maps:values(Map), IsPending(Held)]
+        [Show(Source, HeldMessage) || Map <- More, is_map(Map), HeldMessage <- maps:values(Map), IsPending(HeldMessage)]
     end,
     [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]).
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldMessage:
     """A message that a queue has given to its dead-letter worker and that has not got to the next queue."""
 
     queue: str
@@ -68,7 +68,7 @@ class Held:
 class Positions:
     """What a node holds."""
 
-    held: Mapping[str, Held] = field(default_factory=dict)
+    held: Mapping[str, HeldMessage] = field(default_factory=dict)
     #: Messages that could be handed out, by queue.
     ready: Mapping[str, int] = field(default_factory=dict)
     #: Messages that have expired and that the dead-letter worker has not been given yet, by queue.
@@ -87,11 +87,11 @@ class Positions:
 
 def find_positions(node: RabbitMQ) -> Positions:
     """Ask the node."""
-    held: dict[str, Held] = {}
+    held: dict[str, HeldMessage] = {}
     for line in node.control("eval", _HELD).splitlines():
         if line.startswith("held\t"):
             _, queue, message_id, unconfirmed, refused, published, seconds = line.split("\t")
-            held[message_id] = Held(
+            held[message_id] = HeldMessage(
                 queue=queue,
                 message_id=message_id,
                 unconfirmed_by=_names(unconfirmed),

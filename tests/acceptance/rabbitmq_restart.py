@@ -23,8 +23,8 @@ from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
 from tests.acceptance.rabbitmq_clients import now_ms
 from tests.acceptance.rabbitmq_positions import Positions, find_positions
-from tests.rabbits import config_of, declare_queue
-from tests.servers.rabbitmq import RabbitMQ
+from tests.rabbits import VERSIONS, config_of, declare_queue
+from tools.servers.rabbitmq import RabbitMQ
 
 CHANNEL = "restart"
 BATCH = 1000
@@ -137,12 +137,13 @@ def _at(ascending: list[int], share: float) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--version", choices=list(VERSIONS), default="rabbitmq3")
     parser.add_argument("--after", type=float, default=10, help="seconds between the last publish and the kill")
     parser.add_argument("--down", type=float, default=5, help="seconds between the kill and the start")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--advanced", default="", help="the broker's advanced.config, as Erlang terms")
     args = parser.parse_args()
-    node = RabbitMQ(advanced=args.advanced)
+    node = VERSIONS[args.version](advanced=args.advanced)
     with tempfile.TemporaryDirectory(prefix="delay-restart-") as folder:
         node.start(Path(folder))
         try:

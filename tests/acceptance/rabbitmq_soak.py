@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE, Topology
-from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.brokers.rabbitmq.names import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from tests.acceptance.rabbitmq_clients import now_ms
 from tests.acceptance.rabbitmq_positions import Positions, find_positions, parked_ids
+from tests.ladder_path import path_of
 from tests.rabbits import VERSIONS, config_of, declare_queue
-from tests.servers.cutting_proxy import CuttingProxy
-from tests.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
+from tools.servers.cutting_proxy import CuttingProxy
+from tools.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
 
 CHANNEL = "soak"
 LOST = "in no queue"
@@ -86,7 +88,7 @@ class Figures:
 
     @property
     def missing(self) -> list[str]:
-        """Ids that did not arrive, whether they are lost or stand still."""
+        """Ids that did not arrive, whether they are lost or stuck."""
         return sorted(set(self.published) - set(self.arrived))
 
     @property
@@ -101,7 +103,7 @@ class Figures:
 
     @property
     def strange(self) -> list[str]:
-        """Ids that nobody published."""
+        """Ids that were not published."""
         return sorted(set(self.arrived) - set(self.published))
 
     @property
@@ -202,9 +204,11 @@ def find_missing(figures: Figures, broker: RabbitMQBroker, parked: Collection[st
     """
     topology, found = broker.topology, {}
     room = Counter(figures.positions.behind) + Counter(figures.positions.ready)
-    told = broker.find_outcomes(figures.missing, since=FROM_THE_START)
+    outcomes = broker.find_outcomes(figures.missing, since=FROM_THE_START)
     for name in figures.missing:
-        journal = f"the journal says {told[name].change.value}" if name in told else "the journal knows no outcome"
+        journal = (
+            f"the journal says {outcomes[name].change.value}" if name in outcomes else "the journal knows no outcome"
+        )
         if held := figures.positions.held.get(name):
             found[name] = f"held by the dead-letter worker of {held.queue}, {held.why}; {journal}"
         elif name in parked:
@@ -222,7 +226,7 @@ def _rungs_of(topology: Topology, message: Published) -> Iterator[str]:
     """Return the rungs in which a message may be, the channel's queue last; when it was published is known roughly."""
     for at in (message.published_ms, message.confirmed_ms):
         for tick in (0, topology.tick_ms):
-            for hold_ms in topology.ladder.path(max(1, message.due_ms - at + tick)):
+            for hold_ms in path_of(topology.ladder, max(1, message.due_ms - at + tick)):
                 yield topology.rung(hold_ms)
     yield CHANNEL
 
@@ -256,7 +260,7 @@ def _disturb(
 
 
 def _wait_until_quiet(work: Soak, node: RabbitMQ, prefix: str, arrived: Path, figures: Figures) -> None:
-    """Return when all have arrived and nothing rests, or when that has taken too long."""
+    """Return when all have arrived and no message waits, or when that has taken too long."""
     patience = 90 + (DEFAULT_DEAD_LETTER_SECONDS if work.default_timeout else 0)
     deadline = max(time.monotonic(), time.monotonic() + (_last_due_ms(figures) - now_ms()) / 1000) + patience
     counted = -1
@@ -267,7 +271,7 @@ def _wait_until_quiet(work: Soak, node: RabbitMQ, prefix: str, arrived: Path, fi
         if not figures.missing and not figures.left_behind and not count_messages(node, CHANNEL) and total == counted:
             break
         counted = total
-        # The broker tells its counts every 5 s.
+        # The broker updates its counts every 5 s.
         time.sleep(3)
     figures.unroutable = count_messages(node, UNROUTABLE).get(UNROUTABLE, 0)
 

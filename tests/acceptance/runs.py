@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.servers.airflow_api import AirflowApi
+from tools.servers.airflow_api import AirflowApi
 
 DEFERRED = frozenset({"deferred"})
 SUCCESS = frozenset({"success"})

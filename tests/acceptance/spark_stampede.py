@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psutil
 
-from airflow_delay_provider.spark import guard
+from airflow_delay_provider.spark.process import guard
 from tests.acceptance.runs import Run
 from tests.databases import fresh_database
-from tests.servers.airflow import Airflow, AirflowConfig
-from tests.servers.airflow_api import AirflowApi
-from tests.servers.component import wait_for
-from tests.servers.spark import SparkCluster
 from tests.sparks import connection_of, private_cluster, running_with
+from tools.servers.airflow import Airflow, AirflowConfig
+from tools.servers.airflow_api import AirflowApi
+from tools.servers.component import wait_for
+from tools.servers.spark import SparkCluster
 
 ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"

@@ -1,4 +1,4 @@
-"""Kafka connections in a real Airflow: messages wait in topics, and a dispatcher with ``--climb`` moves them."""
+"""Kafka connections in a real Airflow: messages wait in topics, and a dispatcher with ``--kafka`` moves them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.exceptions import MessagesWaitError
+from airflow_delay_provider.domain.exceptions import MessagesWaitError
 from tests.acceptance.away import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.kafkas import connection_of, fresh_topic, require_kafka
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
-from tests.servers.component import Component, stop_all, wait_for
-from tests.servers.process import free_port
-from tests.servers.sessions import Guardian
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
+from tools.servers.component import Component, stop_all, wait_for
+from tools.servers.process import free_port
+from tools.servers.sessions import Guardian
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -66,12 +66,12 @@ def connection(api: AirflowApi, bootstrap: str, settings: dict[str, Any]) -> str
 
 
 @pytest.fixture(scope="module")
-def climber(airflow: Airflow, kafka: KafkaBroker, connection: str) -> Iterator[Component]:
-    """A dispatcher beside Airflow's own, which climbs."""
+def dispatcher(airflow: Airflow, kafka: KafkaBroker, connection: str) -> Iterator[Component]:
+    """A dispatcher beside Airflow's own, for Kafka."""
     command = [sys.executable, "-m", "airflow_delay_provider.dispatcher", "--ledger", airflow.ledger_url]
-    command += ["--climb", connection, "--project", connection, "--instance", "acceptance", "--health-port", "-1"]
+    command += ["--kafka", connection, "--index", connection, "--instance", "acceptance", "--health-port", "-1"]
     guardian = Guardian()
-    component = Component("climber", command, log_dir=airflow.log_dir, env=airflow.env(), guardian=guardian)
+    component = Component("kafka-dispatcher", command, log_dir=airflow.log_dir, env=airflow.env(), guardian=guardian)
     component.start()
     try:
         yield component
@@ -82,7 +82,7 @@ def climber(airflow: Airflow, kafka: KafkaBroker, connection: str) -> Iterator[C
 
 
 @pytest.fixture
-def channel(bootstrap: str, climber: Component) -> str:
+def channel(bootstrap: str, dispatcher: Component) -> str:
     """A topic of its own for each test, and somebody who moves messages there."""
     return fresh_topic(bootstrap, partitions=2)
 
@@ -99,13 +99,13 @@ def test_a_task_waits_for_a_message_that_kafka_holds(
 
 
 def test_a_task_waits_on_while_no_dispatcher_runs(
-    start: Start, kafka: KafkaBroker, channel: str, climber: Component
+    start: Start, kafka: KafkaBroker, channel: str, dispatcher: Component
 ) -> None:
     """A44: killed with -9, and started again under its name."""
     run = start("kafka_waits", {"channel": channel, "seconds": 14})
     run.wait_for_task("wait", DEFERRED)
-    climber.kill()
-    climber.start()
+    dispatcher.kill()
+    dispatcher.start()
     run.wait()
     assert [message.id for message in receive(kafka, channel, 1)] == [run.result("wait")]
     assert kafka.receive(channel) == []

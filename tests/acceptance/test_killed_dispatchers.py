@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing, scheduling
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.tables import event, scheduled_message
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
-from airflow_delay_provider.ledger import counts, scheduling
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.tables import event, scheduled_message
 from tests.acceptance.crashing_dispatcher import READY, STEPS_AWAY, STEPS_HERE
 from tests.databases import fresh_database
-from tests.servers import component
+from tools.servers import component
 
 MESSAGES = 10_000
 SPREAD = timedelta(seconds=8)
@@ -122,7 +122,7 @@ def crash_again_and_again(start: Callable[..., object], steps: tuple[str, ...], 
 
 def count_in(ledger: Ledger, state: State) -> int:
     with ledger.read() as connection:
-        return counts.by_state(connection)[state]
+        return listing.count_by_state(connection)[state]
 
 
 def dispatched_entries(ledger: Ledger) -> dict[str, int]:

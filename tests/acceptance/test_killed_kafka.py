@@ -19,7 +19,7 @@ from airflow_delay_provider.domain.message import Message
 from tests.acceptance.kafka_dispatcher import config_of
 from tests.acceptance.kafka_soak import Dispatcher, Soak, now_ms, read_to_end, soak
 from tests.kafkas import delete_ladder, fresh_topic, private_cluster, require_kafka
-from tests.servers import component
+from tools.servers import component
 
 wait_for = partial(component.wait_for, seconds=120, interval=0.1)
 
@@ -35,7 +35,7 @@ def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repe
         longest=20,
         kills=4,
         turns=3,
-        lanes=2,
+        partitions=2,
         channel_partitions=2,
         seed=5,
         tell=lambda _: None,
@@ -48,7 +48,7 @@ def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repe
 
 
 class Scene:
-    """A ladder that dispatchers of the test's own climb, as processes."""
+    """A ladder that dispatchers of the test's own serve, as processes."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self.bootstrap = bootstrap
@@ -114,19 +114,19 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: Scene) -> None:
     """B32, D11, E12: what it had in memory is long due when it wakes, and another has delivered it."""
     zombie = scene.dispatcher()
-    wait_for(lambda: zombie.lanes() == (0, 1), what="the first serves all lanes")
+    wait_for(lambda: zombie.partitions() == (0, 1), what="the first serves all partitions")
     scene.schedule(1_000, first=1, last=15)
     wait_for(scene.arrived, what="the first delivers")
     zombie.process.send_signal(signal.SIGSTOP)
     other = scene.dispatcher()
     try:
-        wait_for(lambda: other.lanes() == (0, 1), what="the other has taken over")
+        wait_for(lambda: other.partitions() == (0, 1), what="the other has taken over")
         wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_000, what="the other delivers all")
         # Some that the zombie does not know of, while it looks around.
         scene.schedule(500, first=0.5, last=6)
     finally:
         zombie.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: len(zombie.lanes()) == 1 and len(other.lanes()) == 1, what="they share the lanes")
+    wait_for(lambda: len(zombie.partitions()) == 1 and len(other.partitions()) == 1, what="they share the partitions")
     wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 1_500, what="all are delivered")
     assert zombie.stop(), zombie.last_words()
     assert other.stop(), other.last_words()
@@ -140,7 +140,7 @@ def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene, tm
     """D12: nobody has to wait until it is missed."""
     scene.dispatcher("one").process.poll()
     first = scene.dispatcher("two")
-    wait_for(lambda: len(first.lanes()) == 1, what="both serve a lane")
+    wait_for(lambda: len(first.partitions()) == 1, what="both serve a partition")
     go = tmp_path / "go"
     again = scene.dispatcher("two", after=go)
     wait_for(again.is_ready, what="the next one could begin")
@@ -149,7 +149,7 @@ def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene, tm
     first.kill()
     killed_at = now_ms()
     go.touch()
-    wait_for(lambda: again.lanes() == first.lanes(), what="it has its lane again", interval=0.02)
+    wait_for(lambda: again.partitions() == first.partitions(), what="it has its partition again", interval=0.02)
     assert now_ms() - killed_at < 8_000, "as long as the others would have needed to miss it"
     wait_for(lambda: now_ms() > scene.due_ms() and len(scene.arrived()) == 600, what="all are delivered")
     assert set(scene.arrived().values()) == {1}
@@ -162,7 +162,7 @@ def test_a_cluster_that_loses_a_node_loses_no_message_and_delays_few(tmp_path: P
         scene = Scene(cluster.bootstrap, tmp_path)
         try:
             dispatchers = [scene.dispatcher(), scene.dispatcher()]
-            wait_for(lambda: all(len(each.lanes()) == 1 for each in dispatchers), what="both serve a lane")
+            wait_for(lambda: all(len(each.partitions()) == 1 for each in dispatchers), what="both serve a partition")
             scene.schedule(1_000, first=1, last=25)
             wait_for(scene.arrived, what="they deliver")
             cluster.kill(1)

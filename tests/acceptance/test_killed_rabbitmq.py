@@ -11,14 +11,15 @@ import pytest
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.message import Message
 from tests.acceptance.rabbitmq_soak import Soak, count_messages, soak
+from tests.ladder_path import path_of
 from tests.rabbits import bind_queue, config_of, declare_queue, private_node
-from tests.servers import component
+from tools.servers import component
 
 CHANNEL = "orders"
 TICK = 0.03
-#: Delays in ticks, one hexadecimal digit a rest: a first rest of 7.7 s, and none, one or two more after it.
+#: Delays in ticks, one hexadecimal digit for each wait: a first wait of 7.7 s, and none, one or two more after it.
 ENDS_WHILE_DOWN = (0x100, 0x101, 0x110, 0x111, 0x1FF)
-#: A first rest of 46 s, which outlasts the start of a node on a busy machine.
+#: A first wait of 46 s, which outlasts the start of a node on a busy machine.
 ENDS_WHEN_UP = (0x600, 0x601, 0x610, 0x611, 0x63F)
 PER_DELAY = 20
 A_SECOND = timedelta(seconds=1)
@@ -88,25 +89,25 @@ def test_messages_that_rest_in_idle_queues_while_the_broker_dies_arrive_neverthe
                 for _ in range(PER_DELAY)
             ]
             broker.schedule(messages)
-            rests = {_first_rest(broker, message) for message in messages}
+            waits = {_end_of_first_wait(broker, message) for message in messages}
         node.kill()
         killed_at = datetime.now(UTC)
-        wait_for(lambda: datetime.now(UTC) > min(rests) + A_SECOND, what="the shorter rests end while it is down")
+        wait_for(lambda: datetime.now(UTC) > min(waits) + A_SECOND, what="the shorter waits end while it is down")
         node.start_again()
         up_at = datetime.now(UTC)
         with RabbitMQBroker(config) as broker:
             received = receive_all(broker, len(messages))
         wait_for(lambda: not count_messages(node, prefix), what="nothing is left behind")
-    assert min(rests) > killed_at, "the queues were not idle any more"
-    assert min(rests) < up_at < max(rests), "both kinds of rests were meant to be met"
+    assert min(waits) > killed_at, "the queues were not idle any more"
+    assert min(waits) < up_at < max(waits), "both kinds of waits must be met"
     assert set(received) == {message.id for message in messages}
     assert [message.id for message in messages if min(received[message.id]) < message.deliver_at] == []
 
 
-def _first_rest(broker: RabbitMQBroker, message: Message) -> datetime:
-    """When the first of its rests ends, about."""
+def _end_of_first_wait(broker: RabbitMQBroker, message: Message) -> datetime:
+    """When the first of its waits ends, about."""
     now = datetime.now(UTC)
-    longest = broker.topology.ladder.path((message.deliver_at - now) // timedelta(milliseconds=1))[0]
+    longest = path_of(broker.topology.ladder, (message.deliver_at - now) // timedelta(milliseconds=1))[0]
     return now + timedelta(milliseconds=longest)
 
 

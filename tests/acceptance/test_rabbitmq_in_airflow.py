@@ -13,8 +13,8 @@ from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from tests.acceptance.away import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -35,6 +35,8 @@ def channel(url: str) -> str:
 @pytest.fixture
 def rabbit(url: str) -> Iterator[RabbitMQBroker]:
     with RabbitMQBroker(config_of(url)) as opened:
+        # A busy broker takes longer for it than the tests delay their messages.
+        opened.create_topology()
         yield opened
 
 

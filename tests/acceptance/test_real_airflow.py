@@ -8,15 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, decode_payload
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.ledger.records import MessageRecord
 from tests.acceptance.runs import DEFERRED, SUCCESS, Run, Start
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -208,13 +208,13 @@ def test_bad_input_fails_the_task_at_once_and_says_what_to_do(start: Start, reco
     run.wait("failed")
     assert run.task("no_zone")["try_number"] == 1
     assert (
-        "deliver_at: 2030-01-01T00:00:00 has no time zone; add one, e.g. '+00:00' or datetime(..., tzinfo=UTC)"
+        "deliver_at: 2030-01-01T00:00:00 has no time zone; add one, for example +00:00 or datetime(..., tzinfo=UTC)"
         in run.log("no_zone")
     )
     assert records("bad") == []
 
 
-def test_a_waiting_task_that_a_user_ends_cancels_its_message(
+def test_a_waiting_task_that_a_user_stops_cancels_its_message(
     start: Start, api: AirflowApi, airflow: Airflow, records: Records, content: Content
 ) -> None:
     run = start("killed")

@@ -12,11 +12,11 @@ import pika
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.domain.journal import FROM_THE_START
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message
 from tests.rabbits import config_of, declare_queue, private_node
-from tests.servers import component
-from tests.servers.rabbitmq import RabbitMQ
+from tools.servers import component
+from tools.servers.rabbitmq import RabbitMQ
 
 CHANNEL = "orders"
 #: More than the 32 messages that a queue dead-letters at a time.
@@ -81,10 +81,10 @@ def test_a_new_leader_of_the_journal_stops_no_rung(node: RabbitMQ) -> None:
         topology = broker.topology
         with closing(pika.BlockingConnection(pika.URLParameters(node.url))) as connection:
             amqp = connection.channel()
-            amqp.exchange_unbind(topology.told, topology.dispatch)
+            amqp.exchange_unbind(topology.dispatch_log_exchange, topology.dispatch)
             broker.schedule(messages())
             receive(broker)
-            amqp.exchange_bind(topology.told, topology.dispatch)
+            amqp.exchange_bind(topology.dispatch_log_exchange, topology.dispatch)
         broker.schedule(scheduled := messages())
         node.control("eval", f"{_WRITER} sys:suspend(Writer).")
         wait_for(lambda: datetime.now(UTC) > scheduled[0].deliver_at + timedelta(seconds=2), what="they are due")

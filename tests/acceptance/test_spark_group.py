@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from demo.source import source_of_orders, source_url
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from demo.orders_server import orders_server, orders_url
 from tests.acceptance.runs import DEFERRED, Run
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
-from tests.servers.process import free_port
 from tests.sparks import running_with
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
+from tools.servers.process import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,12 +53,12 @@ def test_an_attempt_that_fails_transiently_is_followed_by_another_when_its_messa
     airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
 ) -> None:
     port = free_port()
-    run = begin(api, application=str(JOB), source=source_url(port))
+    run = begin(api, application=str(JOB), source=orders_url(port))
     wait_until_deferred(run, "orders.wait_2")
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
-    assert running_with(source_url(port)) == []
+    assert running_with(orders_url(port)) == []
 
-    with source_of_orders(port):
+    with orders_server(port):
         broker.expedite([run.result("orders.schedule_2")])
         wait(run, "success")
     assert states(run) == {
@@ -95,7 +95,7 @@ def test_a_permanent_failure_ends_the_group_at_once_with_the_reason_in_one_line(
 
 @pytest.mark.usefixtures("spark_local")
 def test_a_retry_that_is_given_up_ends_the_group(api: AirflowApi, broker: EmbeddedBroker) -> None:
-    run = begin(api, application=str(JOB), source=source_url(free_port()))
+    run = begin(api, application=str(JOB), source=orders_url(free_port()))
     wait_until_deferred(run, "orders.wait_2")
     broker.cancel([run.result("orders.schedule_2")])
     wait(run, "failed")
@@ -121,4 +121,4 @@ def test_an_attempt_that_a_user_ends_ends_the_group_and_leaves_no_process(
     wait(run, "failed")
     airflow.wait_for(lambda: running_with(str(job)) == [], what="nothing of the job is left", seconds=60)
     assert states(run)["schedule_2"] == states(run)["submit_2"] == "skipped"
-    assert "the task was ended" in run.log("orders.outcome")
+    assert "the task was stopped" in run.log("orders.outcome")

@@ -15,19 +15,19 @@ import psutil
 import pytest
 from sqlalchemy import text
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.spark import guard
-from airflow_delay_provider.spark.history import HISTORY_KEY
+from airflow_delay_provider.spark.process import guard
+from airflow_delay_provider.spark.retries import HISTORY_KEY
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
 from tests.acceptance.runs import DEFERRED, Run
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
-from tests.servers.component import Component, wait_for
-from tests.servers.process import free_port
-from tests.servers.spark import SparkCluster
 from tests.sparks import JOBS, connection_of, private_cluster, running_with
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
+from tools.servers.component import Component, wait_for
+from tools.servers.process import free_port
+from tools.servers.spark import SparkCluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -210,7 +210,7 @@ def test_waiting_tasks_take_no_slot_no_process_and_no_connection_of_their_own(
 ) -> None:
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
     assert [running_with(str(job.folder)) for job in patient] == [[], [], []]
-    # One for the journal and one for the desk, however many wait.
+    # One for the journal and one for admission, however many wait.
     assert connections_to_ledger(airflow.components["triggerer"], broker) <= 2
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.acceptance.spark_stampede import stampede
 from tests.acceptance.test_spark_retries import define
-from tests.servers.airflow import Airflow
-from tests.servers.airflow_api import AirflowApi
 from tests.sparks import connection_of, private_cluster
+from tools.servers.airflow import Airflow
+from tools.servers.airflow_api import AirflowApi
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Sensors wait for what never comes, and harm nobody: `python -m tests.acceptance.waiting_sensors_soak`.
+"""Sensors wait for messages that never come, and do no harm: `python -m tests.acceptance.waiting_sensors_soak`.
 
 Sensors whose filters match nothing wait on a quorum queue with default settings of RabbitMQ 4, in a process that is
 killed (-9) or shut down and started again. Meanwhile another program consumes a few messages now and then and puts new
@@ -27,8 +27,8 @@ from uuid import uuid4
 import pika
 
 from tests.rabbits import connection_of
-from tests.servers.component import wait_for
-from tests.servers.rabbitmq import RabbitMQ, RabbitMQ4
+from tools.servers.component import wait_for
+from tools.servers.rabbitmq import RabbitMQ, RabbitMQ4
 
 QUEUE = "waited-on"
 #: How long the other consumer waits for a message.

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Outcome, Receipt
+from airflow_delay_provider.brokers.port import Outcome, Receipt
+from airflow_delay_provider.domain.exceptions import ConflictError
 from airflow_delay_provider.domain.schedule import OnConflict
-from airflow_delay_provider.exceptions import ConflictError
 from tests.contract.harness import BrokerHarness, run_together
 
 WRITERS = 8
@@ -48,7 +48,7 @@ class ConflictContract:
         message = harness.message(channel, after=1)
         harness.broker.schedule([message], on_conflict=OnConflict.FAIL)
         with pytest.raises(
-            ConflictError, match=rf"{message.id}.* exists already .*; use another message_id"
+            ConflictError, match=rf"{message.id}.* already exists .*; use another message_id"
         ) as refused:
             harness.broker.schedule([message], on_conflict=OnConflict.FAIL)
         assert refused.value.message_id == message.id
@@ -103,7 +103,7 @@ class ConflictContract:
         here, there = harness.channel(), harness.channel()
         message = harness.message(here, after=1)
         harness.broker.schedule([message])
-        with pytest.raises(ConflictError, match=rf"exists already in channel '{here}', not '{there}'"):
+        with pytest.raises(ConflictError, match=rf"already exists in channel '{here}', not in '{there}'"):
             harness.broker.schedule([replace(message, channel=there)], on_conflict=policy)
         harness.pass_time(harness.units(1))
         assert harness.ids_in(here, 1) == [message.id]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.database import Ledger
 from tests.databases import fresh_database
 
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from airflow_delay_provider.brokers.consumer import Consumed, Consumer, ConsumerConfig
+from airflow_delay_provider.domain.exceptions import DeferMessage, LifecycleError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.exceptions import DeferMessage, LifecycleError
 from tests.contract.harness import BrokerHarness, run_together
 from tests.contract.journal import Tail
 

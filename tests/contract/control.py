@@ -5,15 +5,15 @@ from datetime import datetime
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker
-from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.domain.exceptions import (
     InvalidMessageError,
     LifecycleError,
     TooFarError,
     TooSoonError,
     UnknownMessageError,
 )
+from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.harness import BrokerHarness, run_together
 
 Control = Callable[[Broker, list[str]], None]
@@ -119,7 +119,7 @@ class ControlContract:
         channel = harness.channel()
         message = harness.message(channel, after=-1)
         harness.broker.schedule([message])
-        with pytest.raises(LifecycleError, match=rf"{message.id}.* DISPATCHED .*only a waiting message"):
+        with pytest.raises(LifecycleError, match=rf"{message.id}.* DISPATCHED .*only a scheduled message"):
             control(harness.broker, [message.id])
         assert harness.ids_in(channel, 1) == [message.id]
 

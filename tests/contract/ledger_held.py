@@ -8,19 +8,19 @@ from uuid import uuid4
 
 from sqlalchemy import delete
 
-from airflow_delay_provider.brokers.base import Broker
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.brokers.ledger.tables import scheduled_message
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
+from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.message import Delivery
 from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.ledger import delivery
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.contract.harness import BrokerHarness
 
@@ -49,7 +49,7 @@ class LedgerHeldHarness(BrokerHarness):
     def dispatch(self) -> None:
         """Run the loops of a dispatcher until nothing is due."""
         RescueStale(self.context).run_once()
-        loop = DispatchAway(self.context, self.destination, lambda _conn_id: self.target)
+        loop = DispatchToBrokers(self.context, self.destination, lambda _conn_id: self.target)
         while loop.run_once() == 0.0:
             pass
 

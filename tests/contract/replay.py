@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_delay_provider.domain.dead_letters import DeadLetters
-from airflow_delay_provider.domain.journal import FROM_THE_START
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.domain.schedule import OnConflict
 from tests.contract.harness import BrokerHarness

@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Connection, event
 
-from airflow_delay_provider.brokers.base import Broker, Outcome
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.shared_consumer import Bound
+from airflow_delay_provider.brokers.consumer import Bound
+from airflow_delay_provider.brokers.ledger import scheduling
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Broker, Outcome
+from airflow_delay_provider.domain.exceptions import LedgerError
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
-from airflow_delay_provider.exceptions import LedgerError
-from airflow_delay_provider.ledger import scheduling
-from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.testing.kit import DelayTestKit
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import BrokerHarness

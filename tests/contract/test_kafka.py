@@ -7,19 +7,19 @@ from uuid import uuid4
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.dead_letters import DeadLetters
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.kafkas import climbing, create_topic, delete_ladder, require_kafka
+from tests.kafkas import create_topic, delete_ladder, dispatching, require_kafka
 
 
 class KafkaHarness(BrokerHarness):
-    """A real Kafka with real time, and a dispatcher beside it that climbs the ladder."""
+    """A real Kafka with real time, and a dispatcher beside it that serves the ladder."""
 
     abilities = Abilities(knows_ids=False, visibility=False, shares_messages=False)
     unit = timedelta(seconds=2)
@@ -45,12 +45,12 @@ class KafkaHarness(BrokerHarness):
 
 @pytest.fixture(scope="module")
 def ladder() -> Iterator[KafkaConfig]:
-    """A ladder of this file's own, climbed all the time."""
+    """A ladder of this file's own, served all the time."""
     settings = {"ladder": f"contract-{uuid4().hex[:8]}", "partitions": 2}
     config = KafkaConfig.from_settings(settings, host=require_kafka())
     with KafkaBroker(config) as broker:
         broker.create_topology()
-        with KafkaBroker(config) as own, climbing(own):
+        with KafkaBroker(config) as own, dispatching(own):
             yield config
         delete_ladder(broker)
 

@@ -1,4 +1,4 @@
-"""The same destinations on Kafka, with the wait held by the ledger: no dispatcher has to climb."""
+"""The same destinations on Kafka, with the wait held by the ledger: no Kafka dispatcher is needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_delay_provider.brokers.base import Broker
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.ledger.database import Ledger
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness

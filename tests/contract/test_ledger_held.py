@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker, Outcome, Receipt
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
-from airflow_delay_provider.domain.lifecycle import Change, State
-from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.brokers.ledger import delivery, listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.delivery import Claim
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.brokers.port import Broker, Outcome, Receipt
+from airflow_delay_provider.domain.exceptions import (
     BrokerError,
     ChannelError,
     ConfigurationError,
@@ -24,9 +25,8 @@ from airflow_delay_provider.exceptions import (
     UnknownChannelError,
     UnknownMessageError,
 )
-from airflow_delay_provider.ledger import delivery, listing
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.delivery import CLAIM, Claim
+from airflow_delay_provider.domain.lifecycle import CLAIM, Change, State
+from airflow_delay_provider.domain.message import Delivery, Message
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.ledger_held import ForgetfulBroker, ForgetfulHarness
 
@@ -134,7 +134,7 @@ def test_messages_that_the_broker_did_not_confirm_are_named_and_sent_by_the_disp
     channel = harness.channel()
     first, second, later = (harness.message(channel, after=after) for after in (-2, -1, 600))
     elsewhere.refuses, elsewhere.confirms = BrokerError("gone", unconfirmed=[second.id]), 1
-    with pytest.raises(BrokerError, match=r"gone; .* stays in the ledger and the dispatcher sends it") as failed:
+    with pytest.raises(BrokerError, match=r"gone; .* stay in the ledger, and the dispatcher sends them") as failed:
         broker.schedule([first, second, later])
     assert failed.value.unconfirmed == (second.id,)
     assert [state(harness, each) for each in (first, second)] == [State.DISPATCHED, State.SCHEDULED]
@@ -227,7 +227,7 @@ def test_an_id_of_another_broker_is_refused(harness: ForgetfulHarness):
     channel = harness.channel()
     message = harness.message(channel, after=600)
     EmbeddedBroker(harness.ledger, clock=harness.clock).schedule([message])
-    with pytest.raises(ConflictError, match=r"exists already for a channel of this ledger, not connection 'target-"):
+    with pytest.raises(ConflictError, match=r"already exists for an embedded channel, not for connection 'target-"):
         harness.broker.schedule([message])
 
 

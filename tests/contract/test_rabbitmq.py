@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pika
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
@@ -19,32 +21,42 @@ class RabbitMQHarness(BrokerHarness):
 
     abilities = Abilities(recall=False, knows_ids=False, visibility=False)
 
-    def __init__(self, url: str, queue_type: str) -> None:
-        self.config = config_of(url, tick=0.1)
+    def __init__(self, config: RabbitMQConfig, queue_type: str, declaring: Any) -> None:
+        self.config = config
         self.queue_type = queue_type
-        self._preparing = pika.BlockingConnection(pika.URLParameters(f"{url}?heartbeat=0"))
-        self._channel = self._preparing.channel()
+        self._declaring = declaring
         super().__init__()
-        self.broker.create_topology()  # type: ignore[attr-defined]
 
     def make_broker(self, limits: Limits | None) -> Broker:
         return RabbitMQBroker(self.config, limits=limits)
 
     def prepare_channel(self, name: str) -> None:
-        self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": self.queue_type})
+        self._declaring.queue_declare(name, durable=True, arguments={"x-queue-type": self.queue_type})
 
     def pass_time(self, delta: timedelta) -> None:
         # What is due is on its way within a tick.
         super().pass_time(delta + timedelta(milliseconds=150))
 
-    def close(self) -> None:
-        super().close()
-        self._preparing.close()
+
+@pytest.fixture(scope="module")
+def ladder(queue_type: str) -> RabbitMQConfig:
+    """The configuration of a ladder that exists."""
+    config = config_of(require_rabbitmq(), tick=0.1)
+    with RabbitMQBroker(config) as broker:
+        broker.create_topology()
+    return config
+
+
+@pytest.fixture(scope="module")
+def declaring(queue_type: str) -> Iterator[Any]:
+    """A channel of the client library that declares the queues of these tests."""
+    with pika.BlockingConnection(pika.URLParameters(f"{require_rabbitmq()}?heartbeat=0")) as connection:
+        yield connection.channel()
 
 
 @pytest.fixture
-def harness(queue_type: str) -> Iterator[RabbitMQHarness]:
-    harness = RabbitMQHarness(require_rabbitmq(), queue_type)
+def harness(ladder: RabbitMQConfig, queue_type: str, declaring: Any) -> Iterator[RabbitMQHarness]:
+    harness = RabbitMQHarness(ladder, queue_type, declaring)
     with counted_looks():
         yield harness
     harness.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pika
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.domain.schedule import Limits
-from airflow_delay_provider.ledger.database import Ledger
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness
@@ -24,28 +26,37 @@ class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
     abilities = Abilities(visibility=False)
     unit = timedelta(milliseconds=500)
 
-    def __init__(self, ledger: Ledger, url: str) -> None:
-        self.config = config_of(url)
-        self._preparing = pika.BlockingConnection(pika.URLParameters(f"{url}?heartbeat=0"))
-        self._channel = self._preparing.channel()
-        with RabbitMQBroker(self.config) as broker:
-            broker.create_topology()
+    def __init__(self, ledger: Ledger, config: RabbitMQConfig, declaring: Any) -> None:
+        self.config = config
+        self._declaring = declaring
         super().__init__(ledger)
 
     def make_target(self, limits: Limits | None) -> Broker:
         return RabbitMQBroker(self.config, limits=limits, clock=self.clock)
 
     def prepare_channel(self, name: str) -> None:
-        self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+        self._declaring.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
 
-    def close(self) -> None:
-        super().close()
-        self._preparing.close()
+
+@pytest.fixture(scope="module")
+def ladder() -> RabbitMQConfig:
+    """The configuration of a ladder that exists."""
+    config = config_of(require_rabbitmq())
+    with RabbitMQBroker(config) as broker:
+        broker.create_topology()
+    return config
+
+
+@pytest.fixture(scope="module")
+def declaring() -> Iterator[Any]:
+    """A channel of the client library that declares the queues of these tests."""
+    with pika.BlockingConnection(pika.URLParameters(f"{require_rabbitmq()}?heartbeat=0")) as connection:
+        yield connection.channel()
 
 
 @pytest.fixture
-def harness(shared_ledger: Ledger) -> Iterator[RabbitMQHeldByLedgerHarness]:
-    harness = RabbitMQHeldByLedgerHarness(shared_ledger, require_rabbitmq())
+def harness(shared_ledger: Ledger, ladder: RabbitMQConfig, declaring: Any) -> Iterator[RabbitMQHeldByLedgerHarness]:
+    harness = RabbitMQHeldByLedgerHarness(shared_ledger, ladder, declaring)
     with counted_looks():
         yield harness
     harness.close()

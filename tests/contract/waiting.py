@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
-from airflow_delay_provider.brokers.shared_consumer import BATCH, Bound, SharedConsumer
+from airflow_delay_provider.brokers.consumer import BATCH, Bound, SharedConsumer
 from airflow_delay_provider.domain.message import Message
 from tests.contract.harness import BrokerHarness
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from unittest.mock import patch
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.brokers.rabbitmq.receiving import Receiver
+from airflow_delay_provider.brokers.rabbitmq.receive import Receiver
 from tests.integration.rabbitmq_scene import wait_for
 from tests.rabbits import config_of
 

@@ -14,12 +14,11 @@ from uuid import uuid4
 import pika
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.rabbits import config_of
-from tests.servers import component
+from tools.servers import component
 
 PATIENCE_SECONDS = 60
 #: What a busy machine may add to a delay; far less than what a message would wait behind another one.
@@ -108,7 +107,7 @@ class Scene:
             return found
 
     def waiting(self) -> Counter[str]:
-        """How many messages rest in each queue of the ladder that has any."""
+        """How many messages wait in each queue of the ladder that has any."""
         with self.amqp() as amqp:
             counts = {
                 rung.name: amqp.queue_declare(rung.name, passive=True).method.message_count
@@ -118,24 +117,24 @@ class Scene:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What happens inside publishes nothing: the journal tells of nothing that entered, the ladder is as before."""
+        """Nothing is published inside: the journal has no new message, the ladder is as before."""
         waiting, entered = self.waiting(), self.entered()
         yield
         assert self.entered() - entered == Counter()
         assert self.waiting() == waiting
 
     def entered(self) -> Counter[str]:
-        """How often each message was published so far; that it left the ladder may be told at any later time."""
+        """How often each message was published so far; its dispatch may be recorded at any later time."""
         mark = self.message(self._marks, after=0, id=f"mark-{uuid4()}")
         self.broker.send([mark])
         entries: list[JournalEntry] = []
 
-        def told_up_to_the_mark() -> bool:
+        def read_up_to_the_mark() -> bool:
             position = entries[-1].position if entries else FROM_THE_START
             entries.extend(self.broker.read_journal(after=position))
             return any(entry.message_id == mark.id for entry in entries)
 
-        wait_for(told_up_to_the_mark, what="the journal tells of what was published last", interval=0.01)
+        wait_for(read_up_to_the_mark, what="the journal has the last publish", interval=0.01)
         found: Counter[str] = Counter()
         for entry in entries:
             name = entry.message_id

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.channel import ChannelWatch
+from airflow_delay_provider.triggers.channel_watch import ChannelWatch
 from airflow_delay_provider.triggers.message import ChannelTrigger
 
 

@@ -6,10 +6,10 @@ import json
 import signal
 import sys
 
-from airflow_delay_provider.hooks import spark
+from airflow_delay_provider.spark.process import submit as spark
 
 # Airflow kills a task after five seconds; a spark-submit on a busy machine may not say a word in them.
-spark.LAST_WORD_SECONDS = 30.0
+spark.DRIVER_ID_SECONDS = 30.0
 settings = json.loads(sys.argv[1])
 hook = spark.GuardedSparkSubmitHook(**settings)
 signal.signal(signal.SIGTERM, lambda *_: hook.on_kill())

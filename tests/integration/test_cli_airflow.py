@@ -13,9 +13,9 @@ from sysconfig import get_path
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.ledger.database import Ledger
 
 AIRFLOW = str(Path(get_path("scripts")) / "airflow")
 PATIENCE_SECONDS = 180.0
@@ -61,7 +61,7 @@ def test_bad_input_ends_with_code_2_and_one_sentence(start: Start) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_loses_no_message(start: Start, broker: EmbeddedBroker) -> None:
+def test_a_closed_pipe_loses_no_message(start: Start, broker: EmbeddedBroker) -> None:
     """Like `airflow delay consume orders | head -1`: what was not read is handed out again."""
     now = broker.clock.now()
     many = [compose_message("orders", "x" * 100_000, message_id=f"m{n}", now=now) for n in range(5)]
@@ -79,7 +79,7 @@ def test_a_reader_that_goes_away_loses_no_message(start: Start, broker: Embedded
     broker.close()
 
 
-def test_the_dispatcher_delivers_until_it_is_told_to_stop(start: Start, broker: EmbeddedBroker) -> None:
+def test_the_dispatcher_delivers_until_it_is_stopped(start: Start, broker: EmbeddedBroker) -> None:
     """B23: started, serving and gracefully stopped by `airflow delay dispatcher`."""
     now = broker.clock.now()
     broker.schedule([compose_message("orders", "x", message_id="m1", deliver_after=3600, now=now)])

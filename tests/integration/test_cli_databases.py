@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.migrations import HEAD
 from airflow_delay_provider.domain.clock import SystemClock
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.migrations import HEAD
 from tests.databases import execute
 from tests.unit.cli.commandline import CommandLine
 
@@ -21,27 +21,27 @@ def delay(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, le
     return CommandLine(capfd)
 
 
-def dispatch_due(ledger_url: str) -> None:
+def dispatch_embedded(ledger_url: str) -> None:
     """What a dispatcher does."""
-    from airflow_delay_provider.dispatcher.config import DispatcherConfig
     from airflow_delay_provider.dispatcher.context import Context
-    from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
+    from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+    from airflow_delay_provider.dispatcher.options import DispatcherConfig
 
     ledger = Ledger(ledger_url)
-    DispatchDue(
+    DispatchEmbedded(
         Context(ledger=ledger, clock=SystemClock(), config=DispatcherConfig(), observers=[], bucket=None)
     ).run_once()
     ledger.close()
 
 
-def test_the_whole_way_of_a_message(delay: CommandLine, ledger_url: str) -> None:
+def test_a_message_from_schedule_to_delivery(delay: CommandLine, ledger_url: str) -> None:
     """B51: scheduled, listed, counted, delivered, and its state has changed."""
     delay.document("schedule", "orders", "--payload", "x", "--after", "3600", "--id", "m1", "--header", "a=1")
     (listed,) = delay.document("list", "--channel", "orders", "--state", "SCHEDULED")["messages"]
     assert (listed["message_id"], listed["headers"]) == ("m1", {"a": "1"})
     assert delay.counts()["SCHEDULED"] == 1
     delay.document("expedite", "m1")
-    dispatch_due(ledger_url)
+    dispatch_embedded(ledger_url)
     (received,) = delay("consume", "orders", "--limit", "1", "--timeout", "20").lines
     assert (received["message_id"], received["payload"]) == ("m1", "x")
     assert delay.counts() == {"SCHEDULED": 0, "DISPATCHED": 1, "CANCELLED": 0, "DEAD": 0}
@@ -49,7 +49,7 @@ def test_the_whole_way_of_a_message(delay: CommandLine, ledger_url: str) -> None
     assert history == ["scheduled", "expedited", "dispatched"]
 
 
-def test_a_large_file_is_scheduled_and_again_without_doubles(delay: CommandLine, tmp_path: Path) -> None:
+def test_a_large_file_is_scheduled_again_without_duplicates(delay: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     file.write_text("".join(json.dumps({"payload": n, "deliver_after": 3600}) + "\n" for n in range(5000)))
     assert delay.document("schedule", "orders", "--file", str(file))["scheduled"] == 5000
@@ -93,7 +93,7 @@ def test_a_database_lost_on_the_way_leaves_a_file_that_can_be_continued(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, postgres_url: str, tmp_path: Path
 ) -> None:
     """B34: the tables vanish behind the second chunk, come back, and the same command finishes the work."""
-    from airflow_delay_provider.cli import scheduling
+    from airflow_delay_provider.cli import schedule
 
     monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", postgres_url)
     delay = CommandLine(capfd)
@@ -108,11 +108,11 @@ def test_a_database_lost_on_the_way_leaves_a_file_that_can_be_continued(
             execute(postgres_url, "ALTER TABLE delay_scheduled_message RENAME TO lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduling, "count_confirmed", lose_the_database)
+        patch.setattr(schedule, "count_confirmed", lose_the_database)
         result = delay("schedule", "orders", "--file", str(file))
     assert result.code == 3
     assert f"{file}: 2000 messages up to line 2000 are confirmed, then: the ledger at " in result.err
-    assert result.err.endswith("the same command again continues safely\n")
+    assert result.err.endswith("repeat the command to continue\n")
     execute(postgres_url, "ALTER TABLE lost RENAME TO delay_scheduled_message")
     done = delay.document("schedule", "orders", "--file", str(file))
     assert (done["kept"], done["scheduled"]) == (2000, 1500)

@@ -19,21 +19,21 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import listing, scheduling
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.hooks.delay import open_destination
-from airflow_delay_provider.ledger import counts, scheduling
-from airflow_delay_provider.ledger.database import Ledger
 from tests.integration.file_secrets import FILE_VARIABLE, HANGS, FileSecrets
 from tests.integration.test_dispatcher_process import Process, running
 from tests.kafkas import connection_of as kafka_connection_of
 from tests.kafkas import fresh_topic, require_kafka
 from tests.rabbits import connection_of, declare_queue, fresh_vhost, manage, require_management
-from tests.servers import component
+from tools.servers import component
 
 #: For what should happen at once, on a busy machine.
 PATIENCE_SECONDS = 60.0
@@ -90,7 +90,7 @@ def hold(ledger: Ledger, destination: str, channel: str, n: int, *, after: timed
 
 def states(ledger: Ledger, destination: str) -> dict[State, int]:
     with ledger.read() as connection:
-        return {state: n for state, n in counts.by_state(connection, destination=destination).items() if n}
+        return {state: n for state, n in listing.count_by_state(connection, destination=destination).items() if n}
 
 
 def has_dispatched(ledger: Ledger, destination: str, n: int) -> bool:
@@ -98,7 +98,7 @@ def has_dispatched(ledger: Ledger, destination: str, n: int) -> bool:
 
 
 def loop_of(process: Process, destination: str) -> dict[str, Any]:
-    found: dict[str, Any] = process.health()[1]["loops"].get(f"dispatch_away:{destination}", {})
+    found: dict[str, Any] = process.health()[1]["loops"].get(f"dispatch_to_brokers:{destination}", {})
     return found
 
 
@@ -121,9 +121,9 @@ def test_messages_wait_while_the_connection_names_a_file_that_is_not_there(
         status, report = process.health()
         assert (status, report["well"]) == (503, False)
         assert "ca_file" in loop_of(process, "mq")["error"]
-        assert 'delay_errors_total{loop="dispatch_away:mq"}' in process.metrics()
+        assert 'delay_errors_total{loop="dispatch_to_brokers:mq"}' in process.metrics()
         # Airflow, which was asked for the connection, logs to stdout.
-        assert "dispatch_away:mq failed and tries again" in capfd.readouterr().out
+        assert "dispatch_to_brokers:mq failed, next attempt in" in capfd.readouterr().out
         connections.define(mq=connection_of(vhost))
         wait_for(lambda: has_dispatched(ledger, "mq", 100), what="all messages once the connection is corrected")
         wait_for(lambda: process.health()[0] == 200, what="a dispatcher that is well")
@@ -145,7 +145,7 @@ def test_ten_thousand_messages_for_a_missing_queue_hold_up_no_other_and_come_onc
         assert states(ledger, "mq") == {State.SCHEDULED: 10_000, State.DISPATCHED: 50}
         assert process.health()[0] == 503
         assert "does not exist" in loop_of(process, "mq")["troubles"]["missing"]
-        assert 'delay_held_channels{loop="dispatch_away:mq"} 1.0' in process.metrics()
+        assert 'delay_held_channels{loop="dispatch_to_brokers:mq"} 1.0' in process.metrics()
         declare_queue(vhost, "missing")
         wait_for(lambda: has_dispatched(ledger, "mq", 10_050), what="all messages, the queue is there", seconds=120)
         wait_for(lambda: process.health()[0] == 200, what="a dispatcher that is well")
@@ -207,7 +207,7 @@ def test_a_rotated_password_is_picked_up_without_a_restart(
                     manage("DELETE", f"connections/{quote(each['name'])}")
             hold(ledger, "mq", "orders", 5)
             wait_for(
-                lambda: "is refused" in str(dispatcher.health()["loops"]["dispatch_away:mq"]["error"]),
+                lambda: "is refused" in str(dispatcher.health()["loops"]["dispatch_to_brokers:mq"]["error"]),
                 what="the refusal of the old password",
             )
             connections.define(mq=rotated)
@@ -233,7 +233,7 @@ def test_a_connection_that_names_another_broker_is_followed_while_the_old_one_st
             return count(other, "orders") > 0
 
         wait_for(arrives_there, what="a message at the broker that the connection names now")
-        assert dispatcher.health()["loops"]["dispatch_away:mq"]["well"]
+        assert dispatcher.health()["loops"]["dispatch_to_brokers:mq"]["well"]
 
 
 def test_a_destination_that_no_message_waits_for_is_closed_and_opened_again_when_one_does(
@@ -246,7 +246,7 @@ def test_a_destination_that_no_message_waits_for_is_closed_and_opened_again_when
         for n in (1, 2):
             hold(ledger, "mq", "orders", 1)
             wait_for(lambda n=n: has_dispatched(ledger, "mq", n), what="the message")
-            wait_for(lambda: "dispatch_away:mq" not in dispatcher.health()["loops"], what="the loop to end")
+            wait_for(lambda: "dispatch_to_brokers:mq" not in dispatcher.health()["loops"], what="the loop to end")
 
 
 def test_messages_for_kafka_wait_for_a_mended_connection_and_a_mended_topic(
@@ -263,7 +263,7 @@ def test_messages_for_kafka_wait_for_a_mended_connection_and_a_mended_topic(
         with dispatching(ledger) as dispatcher:
 
             def loop() -> dict[str, Any]:
-                found: dict[str, Any] = dispatcher.health()["loops"].get("dispatch_away:log", {})
+                found: dict[str, Any] = dispatcher.health()["loops"].get("dispatch_to_brokers:log", {})
                 return found
 
             wait_for(lambda: "partitions" in str(loop().get("error")), what="the mistake in /health")

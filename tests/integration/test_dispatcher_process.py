@@ -20,17 +20,16 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER, find_gap
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
-from airflow_delay_provider.ledger.service_gaps import find_gap
 from tests.databases import execute, require_postgres
 from tests.heartbeats import dispatchers_of, let_pass
-from tests.servers import component
+from tools.servers import component
 
 PATIENCE_SECONDS = 120.0
-LOOPS = {"dispatch_due", "rescue_stale", "prune", "serve_destinations", "heartbeat"}
+LOOPS = {"dispatch_embedded", "rescue_stale", "prune", "serve_destinations", "heartbeat"}
 PROGRAM = ("-m", "airflow_delay_provider.dispatcher")
 #: The same, but a loop that has not finished a run for a second is not well.
 IMPATIENT = (
@@ -176,7 +175,9 @@ def test_the_ledger_knows_that_a_loop_stands_still(postgres_url: str, tmp_path: 
         wait_for(lambda: status_of(ledger) == ["alive"], what="the first heartbeat")
         with engine.begin() as connection:
             connection.execute(text("LOCK TABLE delay_scheduled_message IN ACCESS EXCLUSIVE MODE"))
-            wait_for(lambda: "its loop dispatch_due has not finished a run" in gap_of(ledger), what="the stuck loop")
+            wait_for(
+                lambda: "its loop dispatch_embedded has not finished a run" in gap_of(ledger), what="the stuck loop"
+            )
             assert status_of(ledger) == ["unwell"]
         wait_for(lambda: gap_of(ledger) == "", what="the loop to go on")
     engine.dispose()
@@ -195,13 +196,15 @@ def test_an_outage_of_the_database_is_survived_and_shown(postgres_url: str, tmp_
         execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         execute(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
         wait_for(
-            lambda: "check that the database runs" in (process.health()[1]["loops"]["dispatch_due"]["error"] or ""),
+            lambda: (
+                "check that the database runs" in (process.health()[1]["loops"]["dispatch_embedded"]["error"] or "")
+            ),
             what="the outage in /health",
         )
         assert process.health()[0] == 503
         execute(server, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
         wait_for(lambda: process.health()[0] == 200, what="the recovery in /health")
-        assert 'delay_errors_total{loop="dispatch_due"}' in process.metrics()
+        assert 'delay_errors_total{loop="dispatch_embedded"}' in process.metrics()
         wait_for(lambda: len(EmbeddedBroker(ledger).peek("c")) == 1, what="the message after the outage")
     ledger.close()
 
@@ -227,7 +230,7 @@ def test_a_health_port_in_use_is_named(sqlite_url: str, tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         with running(tmp_path, "--ledger", sqlite_url, "--health-port", port) as process:
             assert process.wait() == 3
-    assert f"{port} cannot be used" in process.log
+    assert f"cannot listen on 127.0.0.1:{port}" in process.log
 
 
 def test_the_standalone_dispatcher_does_not_import_airflow(sqlite_url: str) -> None:

@@ -1,4 +1,4 @@
-"""A ladder whose topics somebody changes while dispatchers climb it."""
+"""A ladder whose topics somebody changes while dispatchers serve it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions, NewTopic
 
-from airflow_delay_provider.brokers.kafka.climber import KafkaClimber
+from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
 from airflow_delay_provider.domain.message import Message
 from tests.integration.test_kafka_faults import Scene, headers_of, ids_of
 from tests.kafkas import create_topic, produce, require_kafka
-from tests.servers import component
+from tools.servers import component
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,25 +29,25 @@ def scene() -> Iterator[Scene]:
 
 
 @contextmanager
-def climbing(scene: Scene, **settings: int) -> Iterator[KafkaClimber]:
+def dispatching(scene: Scene, **settings: int) -> Iterator[KafkaLadderDispatcher]:
     """A dispatcher with settings of its own runs meanwhile."""
     stop, failures = threading.Event(), list[Exception]()
     with scene.open(**settings) as own:
-        climber = own.open_climber()
+        dispatcher = own.open_ladder_dispatcher()
 
-        def climb() -> None:
+        def dispatch() -> None:
             while not stop.is_set():
                 try:
-                    climber.run_once()
+                    dispatcher.run_once()
                 except Exception as error:  # noqa: BLE001 - as the real one, it goes on
                     failures.append(error)
                     stop.wait(0.2)
-            climber.close()
+            dispatcher.close()
 
-        thread = threading.Thread(target=climb)
+        thread = threading.Thread(target=dispatch)
         thread.start()
         try:
-            yield climber  # type: ignore[misc]
+            yield dispatcher  # type: ignore[misc]
         finally:
             stop.set()
             thread.join(120)
@@ -72,7 +72,7 @@ def create_again(scene: Scene, name: str) -> None:
 def test_an_inbox_that_was_created_again_is_read_from_its_beginning(scene: Scene) -> None:
     """Its offsets begin anew, and those that are committed lie beyond its end."""
     channel, after = scene.channel(), scene.channel()
-    with climbing(scene):
+    with dispatching(scene):
         before = scene.messages(channel, 60, after=0.5)
         scene.broker.schedule(before)
         scene.arrived(channel, 60)
@@ -85,31 +85,31 @@ def test_an_inbox_that_was_created_again_is_read_from_its_beginning(scene: Scene
 def test_partitions_that_were_added_are_read_and_told_of(scene: Scene) -> None:
     inbox, channel = scene.topology.inbox, scene.channel()
     headers = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"3000", "delay-id": b"in-the-third"}
-    with climbing(scene) as climber:
+    with dispatching(scene) as dispatcher:
         scene.wait_for_dispatcher()
-        assert climber.trouble is None
+        assert dispatcher.trouble is None
         scene.admin.create_partitions([NewPartitions(inbox, 3)])[inbox].result(60)
         produce(scene.bootstrap, inbox, [b"x"], headers=headers, partition=2)
         [record] = scene.arrived(channel, 1, seconds=60)
         assert headers_of(record)["delay-id"] == "in-the-third"
-        trouble = wait_for(lambda: climber.trouble, what="it is told")
+        trouble = wait_for(lambda: dispatcher.trouble, what="it is told")
         assert "has 3 partitions and the connection says 2; set it to 3" in trouble
     with scene.open() as client:
         told = [finding.text for finding in client.verify_topology() if finding.is_problem]
     assert any(inbox in text and "3 partitions" in text for text in told)
-    with scene.open(partitions=3) as client, climbing(scene, partitions=3) as climber:
+    with scene.open(partitions=3) as client, dispatching(scene, partitions=3) as dispatcher:
         assert [finding.text for finding in client.verify_topology() if finding.is_problem] == []
         client.schedule(messages := scene.messages(again := scene.channel(), 30, after=1))
         assert ids_of(scene.arrived(again, 30)) == ids_of(messages)
-        assert climber.trouble is None
+        assert dispatcher.trouble is None
 
 
 def test_rungs_that_only_another_dispatcher_has_created_are_served_by_all(scene: Scene) -> None:
     """One has a radix of 4 and the other one of 16; messages rest in rungs of both, and one of the two ends."""
     channel, messages, rung = scene.channel(), list[Message](), f"{scene.topology.prefix}.rung.14000ms"
-    with climbing(scene):
+    with dispatching(scene):
         scene.wait_for_dispatcher()
-        with climbing(scene, radix=16):
+        with dispatching(scene, radix=16):
 
             def is_waiting() -> bool:
                 scene.broker.schedule(some := scene.messages(channel, 20, after=16))

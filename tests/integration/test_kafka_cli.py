@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
-from tests.integration.climbed_kafka import CONN_ID, Stream, climbed_stream
+from tests.integration.kafka_with_dispatcher import CONN_ID, Stream, stream_with_dispatcher
 from tests.kafkas import connection_of, create_topic, fresh_topic, require_kafka
-from tests.servers.component import wait_for
 from tests.unit.cli.commandline import CommandLine
+from tools.servers.component import wait_for
 
 CONN = ("--conn-id", CONN_ID)
 NEW = ("--conn-id", "new")
@@ -25,8 +25,8 @@ NEW = ("--conn-id", "new")
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
     ledger: Path = tmp_path_factory.mktemp("stream") / "ledger.db"
-    with climbed_stream(f"sqlite:///{ledger}") as climbed:
-        yield climbed
+    with stream_with_dispatcher(f"sqlite:///{ledger}") as served:
+        yield served
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_what_cannot_be_changed_is_refused(delay: CommandLine, channel: str) -> 
     unknown = delay("expedite", "nobody", *CONN)
     assert (unknown.code, unknown.err) == (
         1,
-        "message 'nobody' is not known; list what is with `airflow delay list`\n",
+        "message 'nobody' is not known; `airflow delay list` shows the known messages\n",
     )
 
 
@@ -96,7 +96,7 @@ def test_a_file_is_scheduled(delay: CommandLine, stream: Stream, channel: str, t
 
 @pytest.fixture
 def ladder(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Iterator[Topology]:
-    """A ladder behind the connection ``new`` that does not exist yet and that nobody climbs."""
+    """A ladder behind the connection ``new`` that does not exist yet and that no dispatcher serves."""
     topology = Topology(name=f"cli-{uuid4().hex[:8]}", partitions=1)
     define(monkeypatch, topology)
     yield topology
@@ -119,7 +119,7 @@ def topics(stream: Stream) -> set[str]:
 def problems(delay: CommandLine) -> list[str]:
     result = delay("topology", "verify", *NEW, "--output", "json")
     assert result.code == (1 if result.document["problems"] else 0), result.err
-    return [each["text"] for each in result.document["findings"] if each["kind"] == "problem"]
+    return [each["text"] for each in result.document["issues"] if each["kind"] == "problem"]
 
 
 def test_a_ladder_is_created_verified_and_deleted(delay: CommandLine, stream: Stream, ladder: Topology) -> None:
@@ -148,11 +148,11 @@ def test_messages_that_wait_keep_a_ladder_from_being_deleted(
     ladder = replace(ladder, partitions=4)
     define(monkeypatch, ladder)
     channel = fresh_topic(stream.bootstrap)
-    message_id = next(each for each in map(str, range(100)) if ladder.lane_of(None, each) == 3)
+    message_id = next(each for each in map(str, range(100)) if ladder.partition_of(None, each) == 3)
     delay.document("schedule", channel, "--payload", "x", "--after", "3600", "--id", message_id, *NEW)
     assert problems(delay) == []
     for partitions in (4, 2):
-        # Also with a connection that knows of fewer lanes than there are.
+        # Also with a connection that knows of fewer partitions than there are.
         define(monkeypatch, ladder, partitions=partitions)
         refused = delay("topology", "delete", *NEW, "--yes")
         assert (refused.code, f"messages wait in topic {ladder.inbox}" in refused.err) == (1, True), refused.err

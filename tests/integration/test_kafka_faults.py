@@ -1,4 +1,4 @@
-"""What goes wrong around a ladder in Kafka: brokers that stop, destinations that vanish, records of strangers."""
+"""What goes wrong around a ladder in Kafka: brokers that stop, channels that vanish, records of strangers."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ from confluent_kafka.admin import (
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.clock import ceil_ms
-from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
-from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.domain.exceptions import (
     BrokerError,
     ConfigurationError,
     LifecycleError,
     PayloadError,
     UnknownChannelError,
 )
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
+from airflow_delay_provider.domain.message import Message
 from tests.acceptance.kafka_soak import Dispatcher, read_to_end
 from tests.given import do_without
 from tests.kafkas import delete_ladder, fresh_topic, private_broker, produce, read_all, require_kafka
-from tests.servers import component, process
-from tests.servers.kafka import Kafka
+from tools.servers import component, process
+from tools.servers.kafka import Kafka
 
 # Brokers of a test's own take their time to start on a busy machine.
 pytestmark = pytest.mark.timeout(600)
@@ -91,19 +90,19 @@ class Scene:
         """A dispatcher runs meanwhile; as the real one, it goes on after an error."""
         stop = threading.Event()
 
-        def climb() -> None:
+        def dispatch() -> None:
             with self.open() as own:
-                climber = own.open_climber()
+                dispatcher = own.open_ladder_dispatcher()
                 while not stop.is_set():
                     try:
-                        climber.run_once()
+                        dispatcher.run_once()
                     except Exception as error:  # noqa: BLE001 - looked at by the test
                         self.failures.append(error)
                         stop.wait(0.2)
-                climber.close()
+                dispatcher.close()
 
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(climb)
+            running = pool.submit(dispatch)
             try:
                 yield
             finally:
@@ -169,7 +168,7 @@ class Scene:
 
         return wait_for(found, what="messages among the dead")
 
-    def told(self, message_id: str, *, since: str = FROM_THE_START, least: int = 0) -> list[JournalEntry]:
+    def history(self, message_id: str, *, since: str = FROM_THE_START, least: int = 0) -> list[JournalEntry]:
         """What the journal says of a message, once there is so much."""
         with self.open() as reader:
             return journal_of(reader, message_id, since=since, least=least)
@@ -216,8 +215,8 @@ def ids_of(things: Iterable[Message | Record]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def climbed() -> Iterator[Scene]:
-    """A ladder that a dispatcher climbs all the time."""
+def served() -> Iterator[Scene]:
+    """A ladder that a dispatcher always serves."""
     with Scene(require_kafka()) as opened, opened.dispatching():
         yield opened
 
@@ -270,18 +269,20 @@ def test_an_unreachable_broker_names_all_messages_as_unconfirmed_in_bounded_time
 
 
 class HaltingBroker(KafkaBroker):
-    """Comes to one message of a batch and goes on when it is told to."""
+    """Stops at one message of a batch until it may continue."""
 
     def __init__(self, config: KafkaConfig, *, at: Message) -> None:
         super().__init__(config)
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
-        self._at = at
+        encode = self._publisher.waiting
 
-    def _held(self, message: Message, *arguments: Any, **options: Any) -> Any:
-        if message is self._at:
-            self.has_come.set()
-            self.may_go_on.wait()
-        return super()._held(message, *arguments, **options)
+        def halting(message: Message, *arguments: Any, **options: Any) -> Any:
+            if message is at:
+                self.has_come.set()
+                self.may_go_on.wait()
+            return encode(message, *arguments, **options)
+
+        self._publisher.waiting = halting  # type: ignore[method-assign]
 
 
 def test_a_broker_killed_in_mid_batch_leaves_no_message_unnamed(own: Kafka, quiet: tuple[Scene, str]) -> None:
@@ -337,12 +338,12 @@ def test_a_client_goes_on_after_the_broker_was_started_again(own: Kafka, quiet: 
         client.schedule([message])
         wait_for(lambda: client.find_outcomes([message.id], since=position), what="the outcome")
         client.schedule([kept := scene.message(channel, after=3600)])
-        wait_for(lambda: scene.told(kept.id, since=position), what="the message waits")
+        wait_for(lambda: scene.history(kept.id, since=position), what="the message waits")
         client.cancel([kept.id])
         assert wait_for(lambda: client.receive(channel, limit=10), what="the message")[-1].message.id == message.id
 
 
-# -- destinations --------------------------------------------------------------------------------------------------
+# -- channels ------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_that_does_not_exist_is_refused_and_nothing_is_written(scene: Scene) -> None:
@@ -356,19 +357,19 @@ def test_a_topic_that_does_not_exist_is_refused_and_nothing_is_written(scene: Sc
     assert scene.ends(inbox, channel) == before
 
 
-def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(climbed: Scene) -> None:
+def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(served: Scene) -> None:
     """E11"""
-    gone, kept = climbed.channel(), climbed.channel()
+    gone, kept = served.channel(), served.channel()
     # The dispatcher has just written to it, so it is believed to be there.
-    climbed.broker.schedule([climbed.message(gone, after=0.1)])
-    climbed.arrived(gone, 1)
-    climbed.delete_channel(gone)
+    served.broker.schedule([served.message(gone, after=0.1)])
+    served.arrived(gone, 1)
+    served.delete_channel(gone)
     # The client believes so too, for a while.
-    orphans = [climbed.message(gone, after=1 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
-    others = [climbed.message(kept, after=1 + 0.01 * n) for n in range(20)]
-    climbed.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
-    assert ids_of(climbed.arrived(kept, 20)) == ids_of(others)
-    dead = climbed.dead(message.id for message in orphans)
+    orphans = [served.message(gone, after=1 + 0.01 * n, headers={"n": str(n)}, key="k") for n in range(20)]
+    others = [served.message(kept, after=1 + 0.01 * n) for n in range(20)]
+    served.broker.schedule([message for pair in zip(orphans, others, strict=True) for message in pair])
+    assert ids_of(served.arrived(kept, 20)) == ids_of(others)
+    dead = served.dead(message.id for message in orphans)
     for message in orphans:
         record = dead[message.id]
         assert record.value() == message.payload
@@ -376,10 +377,10 @@ def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(climbe
         told = headers_of(record)
         assert (told["n"], told["delay-channel"], told["delay-change"]) == (message.headers["n"], gone, "dead_lettered")
         assert "Unknown topic or partition" in told["delay-reason"]
-    [scheduled, buried] = climbed.told(orphans[0].id, least=2)
-    assert (scheduled.change, buried.change) == (Change.SCHEDULED, Change.DEAD_LETTERED)
-    assert buried.reason is not None
-    assert "Unknown topic or partition" in buried.reason
+    [scheduled, dead_lettered] = served.history(orphans[0].id, least=2)
+    assert (scheduled.change, dead_lettered.change) == (Change.SCHEDULED, Change.DEAD_LETTERED)
+    assert dead_lettered.reason is not None
+    assert "Unknown topic or partition" in dead_lettered.reason
 
 
 def test_a_payload_that_the_topic_does_not_take_is_refused_before_it_waits(scene: Scene) -> None:
@@ -391,27 +392,27 @@ def test_a_payload_that_the_topic_does_not_take_is_refused_before_it_waits(scene
     assert scene.ends(scene.topology.inbox) == before
 
 
-def test_a_message_that_has_become_too_large_is_kept_apart_and_its_neighbours_arrive_once(climbed: Scene) -> None:
+def test_a_message_that_has_become_too_large_is_kept_apart_and_its_neighbours_arrive_once(served: Scene) -> None:
     """E11, E12: what was undone meanwhile is never seen by readers of committed records."""
-    channel, other = climbed.channel(), climbed.channel()
+    channel, other = served.channel(), served.channel()
     # The client believes for a while what it has heard of the channel here.
-    climbed.broker.check_channels([channel])
-    climbed.change_settings(channel, max_message_bytes=10_000)
-    large = [climbed.message(channel, after=1 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
-    small = [climbed.message(channel, after=0.9 + 0.05 * n) for n in range(10)]
-    others = [climbed.message(other, after=0.9 + 0.05 * n) for n in range(10)]
-    climbed.broker.schedule([*large, *small, *others])
-    dead = climbed.dead(message.id for message in large)
+    served.broker.check_channels([channel])
+    served.change_settings(channel, max_message_bytes=10_000)
+    large = [served.message(channel, after=1 + 0.1 * n, payload=bytes(50_000)) for n in range(2)]
+    small = [served.message(channel, after=0.9 + 0.05 * n) for n in range(10)]
+    others = [served.message(other, after=0.9 + 0.05 * n) for n in range(10)]
+    served.broker.schedule([*large, *small, *others])
+    dead = served.dead(message.id for message in large)
     assert all("too large" in headers_of(dead[message.id])["delay-reason"] for message in large)
-    assert ids_of(climbed.arrived(channel, 10)) == ids_of(small)
-    assert ids_of(climbed.arrived(other, 10)) == ids_of(others)
-    assert [entry.change for entry in climbed.told(large[0].id, least=2)] == [Change.SCHEDULED, Change.DEAD_LETTERED]
+    assert ids_of(served.arrived(channel, 10)) == ids_of(small)
+    assert ids_of(served.arrived(other, 10)) == ids_of(others)
+    assert [entry.change for entry in served.history(large[0].id, least=2)] == [Change.SCHEDULED, Change.DEAD_LETTERED]
 
 
 def test_a_topic_that_forgets_soon_is_refused(scene: Scene) -> None:
     """D18, E12"""
     hasty = scene.channel(retention_ms=10_000)
-    with pytest.raises(ConfigurationError, match=r"forgets messages after 10000 ms.*set its retention\.ms to 60000"):
+    with pytest.raises(ConfigurationError, match=r"deletes messages after 10000 ms.*set its retention\.ms to 60000"):
         scene.broker.schedule([scene.message(hasty, after=60)])
 
 
@@ -430,12 +431,12 @@ def test_a_rung_that_could_lose_messages_is_refused(scene: Scene, setting: str, 
     rung, channel = scene.topology.rung(8_000), scene.channel()
     scene.change_settings(rung, **{setting: value})
     name = setting.replace("_", ".")
-    sentence = rf"topic {rung} has {name}={value} and needs .*, or messages that wait could be lost or stuck"
+    sentence = rf"topic {rung} has {name}={value} and needs .*, or waiting messages could be lost or stuck"
     with scene.open() as broker:
         with pytest.raises(ConfigurationError, match=sentence):
             broker.schedule([scene.message(channel, after=60)])
         with pytest.raises(ConfigurationError, match=sentence):
-            broker.open_climber().run_once()
+            broker.open_ladder_dispatcher().run_once()
         assert [finding.is_problem for finding in broker.verify_topology() if name in finding.text] == [True]
 
 
@@ -457,9 +458,9 @@ def in_ms(seconds: float) -> int:
 
 @pytest.mark.parametrize("with_id", [True, False])
 @pytest.mark.parametrize("when", ["milliseconds", "iso", "after"])
-def test_anybody_who_can_write_to_kafka_can_schedule(climbed: Scene, when: str, with_id: bool) -> None:
+def test_anybody_who_can_write_to_kafka_can_schedule(served: Scene, when: str, with_id: bool) -> None:
     """E1, E9"""
-    channel, name = climbed.channel(), f"plain-{uuid4().hex}"
+    channel, name = served.channel(), f"plain-{uuid4().hex}"
     due_ms = in_ms(2.5)
     iso = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat()
     headers = {"delay-channel": channel.encode(), "colour": b"green"} | {
@@ -469,15 +470,15 @@ def test_anybody_who_can_write_to_kafka_can_schedule(climbed: Scene, when: str, 
     }[when]
     if with_id:
         headers["delay-id"] = name.encode()
-    [written] = produce(climbed.bootstrap, climbed.topology.inbox, [b"hello"], key=b"customer-1", headers=headers)
-    [record] = climbed.arrived(channel, 1)
+    [written] = produce(served.bootstrap, served.topology.inbox, [b"hello"], key=b"customer-1", headers=headers)
+    [record] = served.arrived(channel, 1)
     assert (record.key(), record.value()) == (b"customer-1", b"hello")
     told = headers_of(record)
     assert told["colour"] == "green"
-    assert id_of(record) == (name if with_id else f"{climbed.topology.inbox}-{written.partition()}-{written.offset()}")
+    assert id_of(record) == (name if with_id else f"{served.topology.inbox}-{written.partition()}-{written.offset()}")
     if when == "after":
         # The broker's clock says when it was written.
-        [written] = [each for each in climbed.told(id_of(record), least=2) if each.change is Change.SCHEDULED]
+        [written] = [each for each in served.history(id_of(record), least=2) if each.change is Change.SCHEDULED]
         assert int(told["delay-deliver-at"]) == ceil_ms(written.at) + 2500
     else:
         assert int(told["delay-deliver-at"]) == due_ms
@@ -490,20 +491,20 @@ def kcat() -> str:
     return shutil.which("kcat") or ""
 
 
-def test_a_shell_can_schedule_with_kcat(climbed: Scene) -> None:
+def test_a_shell_can_schedule_with_kcat(served: Scene) -> None:
     """E1, E9"""
-    program, channel, name = kcat(), climbed.channel(), f"kcat-{uuid4().hex}"
+    program, channel, name = kcat(), served.channel(), f"kcat-{uuid4().hex}"
     headers = {"delay-channel": channel, "delay-deliver-after-ms": "1000", "delay-id": name}
     options = [option for header in headers.items() for option in ("-H", "=".join(header))]
-    command = [program, "-P", "-b", climbed.bootstrap, "-t", climbed.topology.inbox, *options]
+    command = [program, "-P", "-b", served.bootstrap, "-t", served.topology.inbox, *options]
     subprocess.run(command, input=b"hello", timeout=90, check=True)
-    [record] = climbed.arrived(channel, 1)
+    [record] = served.arrived(channel, 1)
     assert (id_of(record), record.value()) == (name, b"hello")
 
 
-def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(climbed: Scene) -> None:
+def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(served: Scene) -> None:
     """E11"""
-    channel, inbox = climbed.channel(), climbed.topology.inbox
+    channel, inbox = served.channel(), served.topology.inbox
     at, to = {"delay-deliver-at": b"%d" % in_ms(1)}, {"delay-channel": channel.encode()}
     bad: dict[str, dict[str, bytes]] = {
         "delay-channel: is missing": at,
@@ -516,18 +517,18 @@ def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(cl
     }
     names = {reason: f"bad-{uuid4().hex}" for reason in bad}
     for reason, headers in bad.items():
-        produce(climbed.bootstrap, inbox, [b"x"], headers=headers | {"delay-id": names[reason].encode()})
-    produce(climbed.bootstrap, inbox, [b"no headers, no envelope", b"", None], key=b"k")
-    produce(climbed.bootstrap, inbox, [b"\x01" + bytes(100)], key=bytes(20))
-    produce(climbed.bootstrap, inbox, [b"no key"])
-    produce(climbed.bootstrap, climbed.topology.control, [b"no command", b"", None], key=b"k")
-    message = climbed.message(channel, after=1.5)
-    climbed.broker.schedule([message])
-    dead = climbed.dead(names.values())
+        produce(served.bootstrap, inbox, [b"x"], headers=headers | {"delay-id": names[reason].encode()})
+    produce(served.bootstrap, inbox, [b"no headers, no envelope", b"", None], key=b"k")
+    produce(served.bootstrap, inbox, [b"\x01" + bytes(100)], key=bytes(20))
+    produce(served.bootstrap, inbox, [b"no key"])
+    produce(served.bootstrap, served.topology.control, [b"no command", b"", None], key=b"k")
+    message = served.message(channel, after=1.5)
+    served.broker.schedule([message])
+    dead = served.dead(names.values())
     for reason, name in names.items():
         assert reason in headers_of(dead[name])["delay-reason"]
         assert dead[name].value() == b"x"
-    assert ids_of(climbed.arrived(channel, 1)) == [message.id]
+    assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
 def test_a_record_that_is_small_only_while_it_is_compressed_stops_nobody(scene: Scene) -> None:
@@ -554,20 +555,20 @@ def test_a_record_that_is_small_only_while_it_is_compressed_stops_nobody(scene: 
     assert scene.defects() == []
 
 
-def test_records_of_a_transaction_that_was_aborted_were_never_scheduled(climbed: Scene) -> None:
+def test_records_of_a_transaction_that_was_aborted_were_never_scheduled(served: Scene) -> None:
     """E12"""
-    channel = climbed.channel()
-    settings = {"bootstrap.servers": climbed.bootstrap, "transactional.id": channel, "log_level": 0}
+    channel = served.channel()
+    settings = {"bootstrap.servers": served.bootstrap, "transactional.id": channel, "log_level": 0}
     headers = {"delay-channel": channel, "delay-deliver-after-ms": "500"}
     with Producer(settings) as producer:
         producer.init_transactions(30)
         for name, end in (("aborted", producer.abort_transaction), ("committed", producer.commit_transaction)):
             producer.begin_transaction()
-            producer.produce(climbed.topology.inbox, b"x", headers=headers | {"delay-id": f"{name}-{channel}"})
+            producer.produce(served.topology.inbox, b"x", headers=headers | {"delay-id": f"{name}-{channel}"})
             producer.flush(30)
             end(30)
-    assert [id_of(record) for record in climbed.arrived(channel, 1)] == [f"committed-{channel}"]
-    assert climbed.told(f"aborted-{channel}") == []
+    assert [id_of(record) for record in served.arrived(channel, 1)] == [f"committed-{channel}"]
+    assert served.history(f"aborted-{channel}") == []
 
 
 # -- dispatchers ---------------------------------------------------------------------------------------------------
@@ -638,7 +639,7 @@ def test_a_dispatcher_is_ready_in_seconds_however_many_messages_wait(scene: Scen
         before = scene.ends(*rungs)
         again = Dispatcher(given, tmp_path)
         try:
-            wait_for(lambda: again.lanes() == (0, 1), what="it serves")
+            wait_for(lambda: again.partitions() == (0, 1), what="it serves")
             assert again.cpu_seconds() < 10, "a quiet machine needs two"
             message = scene.message(channel, after=1)
             scene.broker.schedule([message])
@@ -747,7 +748,7 @@ def test_a_quiet_rung_keeps_its_progress_while_a_dispatcher_runs(quiet: tuple[Sc
     """D12, D18"""
     scene, passed = quiet
     rungs = [scene.topology.rung(hold_ms) for hold_ms in SHORT_HOLDS_MS]
-    places = [TopicPartition(rung, lane) for rung in rungs for lane in range(2)]
+    places = [TopicPartition(rung, partition) for rung in rungs for partition in range(2)]
     settings = {"bootstrap.servers": scene.bootstrap, "group.id": scene.topology.dispatch_group}
     with Consumer(settings) as reader:
         before = [each.offset for each in reader.committed(places, 60)]

@@ -1,4 +1,4 @@
-"""Records that somebody wrote to stop a ladder in Kafka, and destinations that take nothing: others are not held up."""
+"""Records that somebody wrote to stop a ladder in Kafka, and channels that take nothing: others are not held up."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.commands import Command, Place
-from airflow_delay_provider.brokers.kafka.destinations import size_alone
-from airflow_delay_provider.brokers.kafka.outlet import TransactionalOutlet
+from airflow_delay_provider.brokers.kafka.dispatch.channels import size_alone
+from airflow_delay_provider.brokers.kafka.dispatch.transaction import KafkaTransaction
+from airflow_delay_provider.brokers.kafka.recall import Command, RecordPosition
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import InvalidMessageError
 from tests.acceptance.kafka_soak import read_to_end
 from tests.integration.test_kafka_faults import Scene, headers_of, ids_of, in_ms
 from tests.kafkas import fresh_topic, require_kafka
-from tests.servers import component
+from tools.servers import component
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,12 +34,12 @@ LATE_MS = 10_000
 MANY_BYTES = 20_000_000
 #: What a small channel takes.
 SMALL_BYTES = 3_000
-LANES = (0, 1)
+PARTITIONS_SERVED = (0, 1)
 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[Scene]:
-    """A ladder that a dispatcher climbs all the time."""
+    """A ladder that a dispatcher always serves."""
     with Scene(require_kafka()) as opened, opened.dispatching():
         opened.wait_for_dispatcher()
         yield opened
@@ -67,10 +67,12 @@ def write(scene: Scene, record: Written) -> list[str]:
 
     settings = {"compression.type": "zstd", "message.max.bytes": 100_000_000, "log_level": 0}
     with Producer({"bootstrap.servers": scene.bootstrap, **settings}) as producer:
-        for lane in LANES:
-            producer.produce(record.topic, record.value, record.key, lane, headers=record.headers, on_delivery=note)
+        for partition in PARTITIONS_SERVED:
+            producer.produce(
+                record.topic, record.value, record.key, partition, headers=record.headers, on_delivery=note
+            )
         producer.flush(60)
-    assert len(places) == len(LANES)
+    assert len(places) == len(PARTITIONS_SERVED)
     return places
 
 
@@ -80,13 +82,13 @@ def dead_letters(scene: Scene, places: list[str]) -> list[Record]:
     def found() -> list[Record] | None:
         letters = list(read_to_end(scene.bootstrap, [scene.topology.dead]))
         mine = {headers_of(each).get("delay-source", ""): each for each in letters}
-        return [mine[place] for place in places] if set(places) <= mine.keys() else None
+        return [mine[position] for position in places] if set(places) <= mine.keys() else None
 
     return wait_for(found, what=f"dead letters of {places}")
 
 
 def others_of(scene: Scene, channel: str) -> list[Message]:
-    """Messages in both lanes, two seconds long one each 50 ms."""
+    """Messages in both partitions, two seconds long one each 50 ms."""
     return [scene.message(channel, after=1 + 0.05 * n, key=f"k{n}") for n in range(40)]
 
 
@@ -190,18 +192,18 @@ def test_whatever_is_forged_into_a_rung_holds_up_nobody(hostile: Scene, what: st
 # -- forged commands -----------------------------------------------------------------------------------------------
 
 
-def command(scene: Scene, place: Place, **changes: Any) -> Written:
+def command(scene: Scene, position: RecordPosition, **changes: Any) -> Written:
     """A command that reschedules what lies at a place."""
     good = Command(
         id=uuid4().hex,
         change=Change.RESCHEDULED,
         message_id=uuid4().hex,
         channel="nowhere",
-        place=place,
+        position=position,
         deliver_at_ms=in_ms(1),
         envelope=forged(scene).value or b"",
     )
-    value = good.write()
+    value = good.encode()
     length = int.from_bytes(value[:4], "big")
     head = json.dumps(json.loads(value[4 : 4 + length]) | changes).encode()
     value = len(head).to_bytes(4, "big") + head + value[4 + length :]
@@ -219,12 +221,12 @@ COMMANDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", COMMANDS)
 def test_whatever_is_forged_as_a_command_holds_up_nobody(hostile: Scene, what: str) -> None:
-    place = Place(topic=hostile.topology.inbox, lane=0, offset=10**9)
-    require_harmless(hostile, command(hostile, place, **COMMANDS[what]))
+    position = RecordPosition(topic=hostile.topology.inbox, partition=0, offset=10**9)
+    require_harmless(hostile, command(hostile, position, **COMMANDS[what]))
 
 
-@pytest.mark.parametrize("lane", [1, 2, 10**12, -5])
-def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, lane: int) -> None:
+@pytest.mark.parametrize("partition", [1, 2, 10**12, -5])
+def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, partition: int) -> None:
     """It names a record of another partition, and one of this partition lies at the same offset."""
     kept = hostile.channel()
     offset = hostile.ends(hostile.topology.inbox)[hostile.topology.inbox, 0]
@@ -232,7 +234,7 @@ def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, lane: 
     with Producer({"bootstrap.servers": hostile.bootstrap}) as producer:
         producer.produce(hostile.topology.inbox, b"x", partition=0, headers=headers)
         producer.flush(30)
-        wrong = command(hostile, Place(topic=hostile.topology.inbox, lane=lane, offset=offset))
+        wrong = command(hostile, RecordPosition(topic=hostile.topology.inbox, partition=partition, offset=offset))
         producer.produce(wrong.topic, wrong.value, wrong.key, 0)
         producer.flush(30)
     [arrived] = hostile.arrived(kept, 1, seconds=40)
@@ -244,14 +246,14 @@ def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, lane: 
 
 def test_an_error_that_nobody_foresaw_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction is halved until the record is found; all others of its partition are delivered."""
-    produce = TransactionalOutlet._produce
+    produce = KafkaTransaction._produce
 
     def fail(self: Any, topic: str, value: bytes | None, *arguments: Any, **options: Any) -> None:
         if value is not None and b"unforeseen" in value and not topic.endswith((".dead", ".journal")):
             raise RuntimeError("nobody has thought of this")
         produce(self, topic, value, *arguments, **options)
 
-    monkeypatch.setattr(TransactionalOutlet, "_produce", fail)
+    monkeypatch.setattr(KafkaTransaction, "_produce", fail)
     with Scene(require_kafka()) as scene:
         channel = scene.channel()
         others = scene.messages(channel, 200, after=4)
@@ -263,10 +265,10 @@ def test_an_error_that_nobody_foresaw_isolates_its_record(monkeypatch: pytest.Mo
         for each in bad:
             assert "nobody has thought of this" in headers_of(dead[each.id])["delay-reason"]
             assert dead[each.id].value() == b"unforeseen"
-            assert [entry.change for entry in scene.told(each.id, least=2)][-1] is Change.DEAD_LETTERED
+            assert [entry.change for entry in scene.history(each.id, least=2)][-1] is Change.DEAD_LETTERED
 
 
-# -- destinations --------------------------------------------------------------------------------------------------
+# -- channels ------------------------------------------------------------------------------------------------------
 
 
 def make_compacted(scene: Scene, channel: str) -> None:
@@ -326,8 +328,8 @@ def test_a_message_that_just_fits_into_its_channel_is_delivered_and_a_byte_more_
     with Producer({"bootstrap.servers": hostile.bootstrap}) as producer:
         for each in (*fits, lost):
             # A client of this package would refuse what may not fit.
-            value = wire.write_envelope(each, now_ms=in_ms(0))
-            producer.produce(hostile.topology.inbox, value, wire.write_key(in_ms(1), each.id), 0)
+            value = wire.encode_envelope(each, now_ms=in_ms(0))
+            producer.produce(hostile.topology.inbox, value, wire.encode_key(in_ms(1), each.id), 0)
         producer.flush(30)
     dead = hostile.dead([lost.id])
     assert f"{SMALL_BYTES + 1} bytes are too large" in headers_of(dead[lost.id])["delay-reason"]
@@ -337,8 +339,8 @@ def test_a_message_that_just_fits_into_its_channel_is_delivered_and_a_byte_more_
 def _room_in(message: Message) -> int:
     """How many bytes its payload may have."""
     for payload in range(SMALL_BYTES, 0, -1):
-        value = wire.write_envelope(replace(message, payload=bytes(payload)), now_ms=in_ms(0))
-        if size_alone(wire.Envelope(wire.write_key(in_ms(1), message.id), value)) == SMALL_BYTES:
+        value = wire.encode_envelope(replace(message, payload=bytes(payload)), now_ms=in_ms(0))
+        if size_alone(wire.Envelope(wire.encode_key(in_ms(1), message.id), value)) == SMALL_BYTES:
             return payload
     raise AssertionError
 
@@ -355,5 +357,5 @@ def test_a_destination_that_becomes_bad_while_it_is_written_to_makes_no_others_l
     spoil(hostile, bad)
     require_punctual(hostile, good, others)
     hostile.dead(each.id for each in lost[-25:])
-    # The broker knows of no transaction that began with a topic which is gone: that costs no dispatcher its lanes.
+    # The broker knows of no transaction that began with a topic which is gone: that costs no dispatcher its partitions.
     assert not [each for each in hostile.failures if "invalid state" in str(each)]

@@ -1,4 +1,4 @@
-"""Operators, sensors and the hook over Kafka, with a dispatcher that climbs its ladder."""
+"""Operators, sensors and the hook over Kafka, with a dispatcher that serves its ladder."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_delay_provider.domain.journal import FROM_THE_START
-from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.exceptions import DeferMessage
-from airflow_delay_provider.hooks import remembering
+from airflow_delay_provider.domain.exceptions import DeferMessage
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
+from airflow_delay_provider.hooks import confirmed_store
 from airflow_delay_provider.hooks.kafka import KafkaHook
-from airflow_delay_provider.operators.message import (
-    CancelMessageOperator,
-    RescheduleMessageOperator,
-    ScheduleMessageOperator,
-)
+from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskInstanceStub
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
-from tests.integration.climbed_kafka import CONN_ID, Stream, climbed_stream
+from tests.integration.kafka_with_dispatcher import CONN_ID, Stream, stream_with_dispatcher
 from tests.kafkas import connection_of
-from tests.servers.process import free_port
+from tools.servers.process import free_port
 
 HOUR = 3600
 
@@ -43,8 +39,8 @@ class StateStore(dict[str, Any]):
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
     ledger: Path = tmp_path_factory.mktemp("stream") / "ledger.db"
-    with climbed_stream(f"sqlite:///{ledger}") as climbed:
-        yield climbed
+    with stream_with_dispatcher(f"sqlite:///{ledger}") as served:
+        yield served
 
 
 @pytest.fixture
@@ -93,7 +89,7 @@ def test_one_bad_message_far_back_keeps_all_from_being_published(
     stream: Stream, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A29, B52"""
-    monkeypatch.setattr(remembering, "BATCH", 2)
+    monkeypatch.setattr(confirmed_store, "BATCH", 2)
     with stream.open() as broker:
         before = broker.journal_end()
         with pytest.raises(AirflowFailException, match="headers: 'delay-id' is reserved"):

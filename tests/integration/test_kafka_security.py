@@ -16,19 +16,19 @@ from uuid import uuid4
 import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
-from airflow_delay_provider.brokers.kafka import trimming
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.kafka.dispatch import trimming
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskRun
 from tests.certificates import Authority
 from tests.integration.test_kafka_faults import Scene, headers_of, id_of, ids_of, journal_of
-from tests.kafkas import USERS, climbing, grant, secured_broker
-from tests.servers import component, process
-from tests.servers.kafka import Kafka
+from tests.kafkas import USERS, dispatching, grant, secured_broker
+from tools.servers import component, process
+from tools.servers.kafka import Kafka
 
 # Brokers of a test's own take their time to start on a busy machine.
 pytestmark = pytest.mark.timeout(600)
@@ -55,8 +55,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> I
 
 
 @pytest.fixture(scope="module")
-def climbed(secured: Kafka) -> Iterator[Scene]:
-    """A ladder that an administrator has made and climbs."""
+def served(secured: Kafka) -> Iterator[Scene]:
+    """A ladder that an administrator has created and serves."""
     with Scene(secured.bootstrap) as opened, opened.dispatching():
         yield opened
 
@@ -124,60 +124,60 @@ def may_dispatch(user: User, scene: Scene, *channels: str) -> None:
 # -- least privilege -----------------------------------------------------------------------------------------------
 
 
-def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(climbed: Scene, user: User) -> None:
-    channel = climbed.channel()
-    may_schedule(user, climbed, channel)
-    with user.client_of(climbed) as client:
+def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(served: Scene, user: User) -> None:
+    channel = served.channel()
+    may_schedule(user, served, channel)
+    with user.client_of(served) as client:
         assert client.check().endswith("is ready")
         client.check_channels([channel])
         # Not so soon that a slow machine makes it due: then it would be sent at once, which this user may not.
-        message = climbed.message(channel, after=5)
+        message = served.message(channel, after=5)
         client.schedule([message])
-    assert ids_of(climbed.arrived(channel, 1)) == [message.id]
+    assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
-def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(climbed: Scene, user: User) -> None:
-    channel = climbed.channel()
-    may_schedule(user, climbed, channel)
+def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(served: Scene, user: User) -> None:
+    channel = served.channel()
+    may_schedule(user, served, channel)
     user.may(TOPIC, channel, WRITE)
-    with user.client_of(climbed) as client, pytest.raises(BrokerError, match="lacks a permission"):
-        client.schedule([climbed.message(channel, after=-1)])
-    user.may(TOPIC, climbed.topology.journal, WRITE)
-    message = climbed.message(channel, after=-1)
+    with user.client_of(served) as client, pytest.raises(BrokerError, match="lacks a permission"):
+        client.schedule([served.message(channel, after=-1)])
+    user.may(TOPIC, served.topology.journal, WRITE)
+    message = served.message(channel, after=-1)
     # The library remembers for a while what it was refused.
-    with user.client_of(climbed) as client:
+    with user.client_of(served) as client:
         client.schedule([message])
-    assert message.id in ids_of(climbed.arrived(channel, 2))
-    assert [entry.change for entry in climbed.told(message.id, least=1)] == [Change.DISPATCHED]
+    assert message.id in ids_of(served.arrived(channel, 2))
+    assert [entry.change for entry in served.history(message.id, least=1)] == [Change.DISPATCHED]
 
 
-def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(climbed: Scene, user: User) -> None:
-    channel, topology = climbed.channel(), climbed.topology
-    may_schedule(user, climbed, channel)
-    message = climbed.message(channel, after=3600)
-    with user.client_of(climbed) as client:
+def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(served: Scene, user: User) -> None:
+    channel, topology = served.channel(), served.topology
+    may_schedule(user, served, channel)
+    message = served.message(channel, after=3600)
+    with user.client_of(served) as client:
         client.schedule([message])
     user.may(TOPIC, f"{topology.prefix}.", READ, pattern=PREFIXED)
     user.may(TOPIC, topology.control, WRITE)
     user.may(GROUP, READERS, DESCRIBE)
-    with user.client_of(climbed, confirm_timeout=2) as client, pytest.raises(BrokerError, match="reading the progress"):
+    with user.client_of(served, confirm_timeout=2) as client, pytest.raises(BrokerError, match="reading the progress"):
         client.cancel([message.id])
     user.may(GROUP, topology.dispatch_group, DESCRIBE)
-    with user.client_of(climbed) as client:
+    with user.client_of(served) as client:
         client.cancel([message.id])
-    assert [entry.change for entry in climbed.told(message.id, least=2)] == [Change.SCHEDULED, Change.CANCELLED]
+    assert [entry.change for entry in served.history(message.id, least=2)] == [Change.SCHEDULED, Change.CANCELLED]
 
 
-def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(climbed: Scene, user: User) -> None:
-    channel, topology = climbed.channel(), climbed.topology
+def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(served: Scene, user: User) -> None:
+    channel, topology = served.channel(), served.topology
     user.may(TOPIC, topology.journal, READ)
     user.may(TOPIC, topology.inbox, DESCRIBE)
     user.may(TOPIC, topology.control, DESCRIBE)
     user.may(GROUP, READERS, DESCRIBE)
-    with user.client_of(climbed) as waiter:
+    with user.client_of(served) as waiter:
         start = waiter.journal_end()
-        message = climbed.message(channel, after=3)
-        climbed.broker.schedule([message])
+        message = served.message(channel, after=3)
+        served.broker.schedule([message])
         wait_for(lambda: message.id in waiter.find_outcomes([message.id], since=start), what="the outcome")
         entries = journal_of(waiter, message.id, since=start, least=2)
         assert [entry.change for entry in entries] == [Change.SCHEDULED, Change.DISPATCHED]
@@ -193,7 +193,7 @@ def test_a_dispatcher_needs_the_ladder_its_group_its_transactions_and_to_write_t
     may_dispatch(user, scene, channel)
     messages = [scene.message(each, after=3) for each in (channel, private)]
     kept = scene.message(channel, after=3600)
-    with user.client_of(scene) as client, climbing(client):
+    with user.client_of(scene) as client, dispatching(client):
         scene.broker.schedule([*messages, kept])
         assert ids_of(scene.arrived(channel, 1)) == [messages[0].id]
         # A channel that it may not write to is as good as none.
@@ -217,17 +217,17 @@ def test_a_dispatcher_that_lacks_a_permission_says_so(scene: Scene, user: User, 
         user.may(TRANSACTIONAL_ID, prefix, WRITE, pattern=PREFIXED)
     scene.broker.schedule([scene.message(scene.channel(), after=5)])
     with user.client_of(scene) as client:
-        climber = client.open_climber()
+        dispatcher = client.open_ladder_dispatcher()
 
         def refusal() -> str | None:
             try:
-                climber.run_once()
+                dispatcher.run_once()
             except BrokerError as error:
                 return str(error)
             return None
 
         text = wait_for(refusal, what="a refusal", interval=0)
-        climber.close()
+        dispatcher.close()
     named = {
         "topics": "WRITE on topic delay",
         "group": "Group authorization failed",
@@ -247,23 +247,23 @@ def test_a_dispatcher_that_may_not_delete_records_works_and_says_so(
     user.may(TOPIC, channel, WRITE)
     message = scene.message(channel, after=3)
     scene.broker.schedule([message])
-    with user.client_of(scene) as client, climbing(client):
+    with user.client_of(scene) as client, dispatching(client):
         assert ids_of(scene.arrived(channel, 1)) == [message.id]
-        said = "may not DELETE records, so what messages have left stays on disk; grant it on topics"
+        said = "may not DELETE records, so old records stay on disk; grant it on topics"
         wait_for(lambda: said in caplog.text, what="the dispatcher says so")
 
 
-def test_a_consumer_needs_to_read_its_channel_and_its_group(climbed: Scene, user: User) -> None:
-    channel = climbed.channel()
-    climbed.broker.send([climbed.message(channel, after=0)])
-    with user.client_of(climbed) as consumer:
+def test_a_consumer_needs_to_read_its_channel_and_its_group(served: Scene, user: User) -> None:
+    channel = served.channel()
+    served.broker.send([served.message(channel, after=0)])
+    with user.client_of(served) as consumer:
         with pytest.raises((BrokerError, UnknownChannelError), match=rf"lacks a permission|has no topic '{channel}'"):
             consumer.receive(channel)
         user.may(TOPIC, channel, READ)
         with pytest.raises(BrokerError, match=r"lacks a permission .*Group authorization failed"):
             consumer.receive(channel)
     user.may(GROUP, f"airflow-delay.{channel}", READ)
-    with user.client_of(climbed) as consumer:
+    with user.client_of(served) as consumer:
         deliveries = wait_for(lambda: consumer.receive(channel), what="the message")
         with pytest.raises((BrokerError, UnknownChannelError, ConfigurationError)):
             consumer.requeue(deliveries[0], timedelta(seconds=1))
@@ -274,22 +274,22 @@ def test_a_consumer_needs_to_read_its_channel_and_its_group(climbed: Scene, user
 
 
 def test_a_consumer_that_puts_back_and_gives_up_needs_to_schedule_and_to_write_to_the_dead(
-    climbed: Scene, user: User
+    served: Scene, user: User
 ) -> None:
-    channel = climbed.channel()
+    channel = served.channel()
     user.may(TOPIC, channel, READ)
     user.may(GROUP, f"airflow-delay.{channel}", READ)
-    may_schedule(user, climbed, channel)
-    climbed.broker.send([message := climbed.message(channel, after=0)])
-    with user.client_of(climbed) as consumer:
+    may_schedule(user, served, channel)
+    served.broker.send([message := served.message(channel, after=0)])
+    with user.client_of(served) as consumer:
         [delivery] = wait_for(lambda: consumer.receive(channel), what="the message")
         consumer.requeue(delivery, timedelta(milliseconds=300))
         [again] = wait_for(lambda: consumer.receive(channel), what="the message again")
         assert again.message.handled_count == 1
         user.may(TOPIC, f"{channel}.dead", CREATE, WRITE)
-        user.may(TOPIC, climbed.topology.journal, WRITE)
+        user.may(TOPIC, served.topology.journal, WRITE)
         consumer.dead_letter(again, channel=f"{channel}.dead", reason="broken")
-    with climbed.open() as reader:
+    with served.open() as reader:
         [dead] = wait_for(lambda: reader.peek(f"{channel}.dead"), what="the dead letter")
     assert dead.id == message.id
 
@@ -308,9 +308,9 @@ def test_an_administrator_of_a_ladder_needs_its_names_only(secured: Kafka, user:
         assert [finding.is_problem for finding in admin.verify_topology()] == [True]
 
 
-def test_who_may_not_read_settings_is_told_that_they_were_not_checked(climbed: Scene, user: User) -> None:
-    user.may(TOPIC, f"{climbed.topology.prefix}.", DESCRIBE, pattern=PREFIXED)
-    with user.client_of(climbed) as client:
+def test_who_may_not_read_settings_is_told_that_they_were_not_checked(served: Scene, user: User) -> None:
+    user.may(TOPIC, f"{served.topology.prefix}.", DESCRIBE, pattern=PREFIXED)
+    with user.client_of(served) as client:
         findings = client.verify_topology()
     assert [finding for finding in findings if finding.is_problem] == []
     assert [finding.text for finding in findings if "settings were not checked" in finding.text]
@@ -330,13 +330,13 @@ def test_who_finds_no_ladder_and_may_not_make_one_is_told_so(secured: Kafka, use
 
 
 def test_somebody_with_a_password_is_named_where_a_permission_is_missing(
-    climbed: Scene, secured: Kafka, authority: Authority
+    served: Scene, secured: Kafka, authority: Authority
 ) -> None:
-    settings = climbed.settings | {"ssl.ca.location": str(authority.file)}
+    settings = served.settings | {"ssl.ca.location": str(authority.file)}
     config = KafkaConfig.from_settings(
         settings, host=secured.bootstrap_of("SASL_SSL"), login="app", password=USERS["app"]
     )
-    message = climbed.message(climbed.channel(), after=60)
+    message = served.message(served.channel(), after=60)
     with KafkaBroker(config) as client, pytest.raises((BrokerError, UnknownChannelError)) as refused:
         client.schedule([message])
     assert re.search("user app lacks a permission .*; grant it, see docs/kafka.md", str(refused.value))
@@ -422,18 +422,18 @@ def test_a_wrong_password_fails_a_task_with_the_remedy(
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 def test_a_connection_with_a_password_over_tls_schedules_and_receives(
-    climbed: Scene, secured: Kafka, authority: Authority, mechanism: str
+    served: Scene, secured: Kafka, authority: Authority, mechanism: str
 ) -> None:
-    settings = climbed.settings | {"ssl.ca.location": str(authority.file), "sasl.mechanism": mechanism}
+    settings = served.settings | {"ssl.ca.location": str(authority.file), "sasl.mechanism": mechanism}
     config = KafkaConfig.from_settings(
         settings, host=secured.bootstrap_of("SASL_SSL"), login="admin", password=USERS["admin"]
     )
-    channel = climbed.channel()
+    channel = served.channel()
     with KafkaBroker(config) as client:
         assert client.check().endswith("is ready")
-        message = climbed.message(channel, after=0.5)
+        message = served.message(channel, after=0.5)
         client.schedule([message])
         [delivery] = wait_for(lambda: client.receive(channel), what="the message")
         client.ack([delivery])
     assert delivery.message.id == message.id
-    assert [id_of(record) for record in climbed.arrived(channel, 1)] == [message.id]
+    assert [id_of(record) for record in served.arrived(channel, 1)] == [message.id]

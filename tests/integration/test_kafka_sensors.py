@@ -13,14 +13,14 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_delay_provider.brokers.kafka import shared_consumer
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.brokers.kafka.link import Link
 from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.domain.exceptions import UnknownChannelError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import UnknownChannelError
 from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.channel import ChannelWatch
+from airflow_delay_provider.triggers.channel_watch import ChannelWatch
 from airflow_delay_provider.triggers.message import ChannelTrigger
 from tests.integration.running_triggers import is_blue, is_red, never, path_of, waiting
 from tests.kafkas import connection_of, fresh_topic, produce, require_kafka
@@ -66,12 +66,12 @@ async def test_any_number_of_sensors_share_one_client_that_stays(
     """Each look used to make one of its own."""
     made: list[Consumer] = []
 
-    def make_consumer(link: Link, *settings: Any) -> Consumer:
-        made.append(consumer := make(link, *settings))
+    def make_consumer(clients: KafkaClients, *settings: Any) -> Consumer:
+        made.append(consumer := make(clients, *settings))
         return consumer
 
-    make = Link.make_consumer
-    monkeypatch.setattr(Link, "make_consumer", make_consumer)
+    make = KafkaClients.make_consumer
+    monkeypatch.setattr(KafkaClients, "make_consumer", make_consumer)
     async with waiting(*(trigger(topic, never) for _ in range(50)), trigger(topic, is_red)) as sensors:
         await seen(topic)
         produce(bootstrap, topic, [b"green"] * 5)
@@ -144,7 +144,7 @@ async def test_a_deleted_topic_holds_up_its_own_sensors_only(
         admin = AdminClient({"bootstrap.servers": bootstrap})
         for deleted in admin.delete_topics([doomed]).values():
             deleted.result(30)
-        await until(lambda: f"channel {doomed} cannot be consumed" in caplog.text, seconds=60)
+        await until(lambda: f"cannot consume channel {doomed}" in caplog.text, seconds=60)
         produce(bootstrap, topic, [b"red"])
         await asyncio.wait_for(healthy, 30)
         assert not waits_on.done()

@@ -25,9 +25,9 @@ from tests.kafkas import (
     require_kafka,
     secured_broker,
 )
-from tests.servers.cache import CannotFillError, cached
-from tests.servers.component import wait_for
-from tests.servers.kafka import Kafka
+from tools.servers.cache import CannotFillError, cached
+from tools.servers.component import wait_for
+from tools.servers.kafka import Kafka
 
 # Brokers of a test's own take their time to start on a busy machine.
 pytestmark = pytest.mark.timeout(600)

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.links import message_url
 from tests.selective_auth import CLOSED_DAG, OPEN_DAG
-from tests.servers.process import dies_with_parent, free_port, stop, wait_until
+from tools.servers.process import dies_with_parent, free_port, stop, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 AIRFLOW = (sys.executable, "-m", "airflow")
@@ -156,7 +156,7 @@ def test_an_unknown_message_is_not_found(server: ApiServer) -> None:
     with server.client("viewer") as client:
         page = client.get(message_url("nobody/knows it"))
     assert page.status_code == 404
-    assert "knows no message &#39;nobody/knows it&#39;" in page.text
+    assert "has no message &#39;nobody/knows it&#39;" in page.text
 
 
 def test_nothing_a_message_contains_becomes_markup(server: ApiServer, broker: EmbeddedBroker) -> None:

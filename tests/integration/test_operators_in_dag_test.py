@@ -18,8 +18,12 @@ ROOT = Path(__file__).parents[2]
 
 WAITING_DAG = """
 from airflow.sdk import DAG, task
-from airflow_delay_provider.operators.message import CancelMessageOperator, ScheduleMessageOperator
-from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
+from airflow_delay_provider import (
+    CancelMessageOperator,
+    MessageDispatchedSensor,
+    MessageSensor,
+    ScheduleMessageOperator,
+)
 
 with DAG("waiting", schedule=None, default_args={"delay_conn_id": "delay_of_the_metadatabase"}):
     one = ScheduleMessageOperator(
@@ -50,7 +54,7 @@ with DAG("waiting", schedule=None, default_args={"delay_conn_id": "delay_of_the_
 
 FORGOTTEN_DAG = """
 from airflow.sdk import DAG
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider import ScheduleMessageOperator
 
 with DAG("forgotten", schedule=None, default_args={"delay_conn_id": "delay_without_dispatcher"}):
     later = ScheduleMessageOperator(task_id="later", channel="answers", deliver_after=3600)
@@ -107,7 +111,7 @@ def test_tasks_wait_and_go_on(dags_test: Callable[..., str]) -> None:
     log = dags_test("waiting")
 
     assert "CHECKED 36 2 {'answer': 42}" in log
-    assert "Cancelled 1 messages, 0 too late" in log
+    assert "Cancelled 1 messages, too late for 0" in log
 
 
 def test_the_example_of_a_delayed_message_runs(dags_test: Callable[..., str]) -> None:
@@ -131,7 +135,7 @@ def test_a_forgotten_dispatcher_is_named_in_the_log_and_ends_the_wait(dags_test:
 
     command = "start one with `airflow delay dispatcher --conn-id delay_without_dispatcher`"
     missing = f"no dispatcher has ever been seen in this ledger; {command}"
-    assert log.count(f"The messages are stored and wait, but are not dispatched: {missing}") == 2
-    assert log.count(f"The awaited messages are not dispatched: {missing}") == 1
+    assert log.count(f"The messages are scheduled, but nothing dispatches them: {missing}") == 2
+    assert log.count(f"Nothing dispatches the messages that this task waits for: {missing}") == 1
     assert "wait_timeout: 1 of 1 messages were not dispatched within 12 s (" in log
-    assert "they are still scheduled, this task has not cancelled them" in log
+    assert "they stay scheduled, and a retry of this task waits for them again" in log

@@ -15,18 +15,15 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from sqlalchemy.engine import make_url
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.ledger import counts
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.operators.message import (
-    CancelMessageOperator,
-    RescheduleMessageOperator,
-    ScheduleMessageOperator,
-)
+from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from tests.databases import execute, require_postgres
@@ -87,7 +84,7 @@ def expedite(message_ids: list[str]) -> None:
 def known(url: str) -> int:
     ledger = Ledger(url)
     with ledger.read() as connection:
-        total = sum(counts.by_state(connection).values())
+        total = sum(listing.count_by_state(connection).values())
     ledger.close()
     return total
 
@@ -149,16 +146,14 @@ def test_a_message_is_taken_by_one_of_many_sensors(connected: str) -> None:
     assert sorted(taken) == sorted(ids)
 
 
-async def test_waiting_tasks_survive_a_database_that_goes_away(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_tasks_survive_a_database_outage(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B34: every session is ended and no new one is let in for a while; then the wait goes on."""
     define_connection(monkeypatch, postgres_url)
     quick = Backoff(initial=timedelta(milliseconds=50), cap=timedelta(milliseconds=50), floor=timedelta(0))
     monkeypatch.setattr(BrokerThread, "outage", quick)
     trigger = deferred(TaskInstance(), payload="x", deliver_after=3600)
     waiting = asyncio.create_task(anext(trigger.run()))
-    await until(lambda: any(thread._has_looked for thread in BrokerThread._running.values()), seconds=60)
+    await until(lambda: any(thread._has_polled for thread in BrokerThread._running.values()), seconds=60)
     (tail,) = BrokerThread._running.values()
 
     with closed_to_all(postgres_url):
@@ -204,4 +199,4 @@ def test_the_embedded_broker_takes_its_database_from_the_connections_fields(
     schedule(TaskInstance(), payload="x", deliver_after=60)
 
     with EmbeddedBroker(Ledger(postgres_url)) as broker:
-        assert "knows 1 messages" in broker.check()
+        assert "contains 1 messages" in broker.check()

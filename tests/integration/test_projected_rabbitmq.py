@@ -7,17 +7,17 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.ledger import counts, listing
-from airflow_delay_provider.ledger.database import Ledger
 from tests.rabbits import config_of, declare_queue, fresh_vhost
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_messages_that_rabbitmq_holds_are_followed_from_schedule_to_dead_letter(
     def states() -> dict[State, int]:
         loop.run_once()
         with ledger.read() as connection:
-            return {state: n for state, n in counts.by_state(connection, destination="rabbit").items() if n}
+            return {state: n for state, n in listing.count_by_state(connection, destination="rabbit").items() if n}
 
     def wait_until(expected: dict[State, int]) -> None:
         wait_for(lambda: states() == expected, what=f"{expected} in the ledger", seconds=60, interval=0.05)

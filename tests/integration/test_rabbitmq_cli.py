@@ -13,11 +13,8 @@ import httpx
 import pika
 import pytest
 
-from airflow_delay_provider.brokers.rabbitmq.topology import (
-    JOURNAL,
-    UNROUTABLE,
-    Topology,
-)
+from airflow_delay_provider.brokers.rabbitmq.names import JOURNAL, UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from tests.rabbits import connection_of, fresh_vhost, manage, require_management
 from tests.unit.cli.commandline import CommandLine
 
@@ -56,22 +53,22 @@ def names_in(url: str, what: str) -> set[str]:
     return {each["name"] for each in answer.json() if each["name"].startswith("delay.v1")}
 
 
-def findings(delay: CommandLine, kind: str) -> list[str]:
+def issues(delay: CommandLine, kind: str) -> list[str]:
     result = delay("topology", "verify", *CONN, "--output", "json")
-    found = [each["text"] for each in result.document["findings"] if each["kind"] == kind]
+    found = [each["text"] for each in result.document["issues"] if each["kind"] == kind]
     assert result.code == (1 if result.document["problems"] else 0)
     return found
 
 
 def test_a_ladder_is_created_verified_and_deleted(delay: CommandLine, vhost_url: str) -> None:
     """C12: a command instead of a fragile set-up by hand."""
-    assert findings(delay, "problem") == [
+    assert issues(delay, "problem") == [
         f"the ladder {TOPOLOGY.prefix} does not exist; run `airflow delay topology create`"
     ]
     assert names_in(vhost_url, "queues") == set()
     for _ in range(2):
         assert delay.document("topology", "create", *CONN) == {"topology": TOPOLOGY.prefix, "channels": []}
-        assert findings(delay, "problem") == []
+        assert issues(delay, "problem") == []
     assert names_in(vhost_url, "queues") == {queue.name for queue in TOPOLOGY.queues()}
     assert names_in(vhost_url, "exchanges") == {each.name for each in TOPOLOGY.exchanges()} | {TOPOLOGY.ready}
     assert delay.document("topology", "delete", *CONN, "--yes")["deleted"] is True
@@ -89,7 +86,7 @@ def test_messages_that_wait_keep_a_ladder_from_being_deleted(delay: CommandLine,
         f"1 messages wait in 1 queues of {TOPOLOGY.prefix} and would be lost; wait until they are delivered, or add"
         " --force to lose them\n"
     )
-    assert findings(delay, "problem") == []
+    assert issues(delay, "problem") == []
     assert delay("topology", "delete", *CONN, "--yes", "--force").code == 0
     assert TOPOLOGY.ready not in names_in(vhost_url, "exchanges")
 
@@ -115,7 +112,7 @@ def test_what_is_missing_or_different_is_a_problem(delay: CommandLine, vhost_url
         channel.queue_delete(other)
         channel.queue_declare(other, durable=True, arguments={"x-queue-type": "quorum"})
         channel.exchange_delete(level)
-    found = findings(delay, "problem")
+    found = issues(delay, "problem")
     assert f"queue {rung} is missing; run `airflow delay topology create`" in found
     assert f"exchange {level} is missing; run `airflow delay topology create`" in found
     assert [text for text in found if text.startswith(f"queue {other} has other arguments (PRECONDITION_FAILED")]
@@ -123,11 +120,11 @@ def test_what_is_missing_or_different_is_a_problem(delay: CommandLine, vhost_url
         f"{TOPOLOGY.level(0)} is not bound to {rung} by '*.*.*.*.*.1.#'; run `airflow delay topology create`" in found
     )
     refused = delay("topology", "create", *CONN)
-    assert (refused.code, "look with `airflow delay topology verify`" in refused.err) == (3, True)
+    assert (refused.code, "run `airflow delay topology verify`" in refused.err) == (3, True)
     with amqp(vhost_url) as channel:
         channel.queue_delete(other)
     assert delay("topology", "create", *CONN).code == 0
-    assert findings(delay, "problem") == []
+    assert issues(delay, "problem") == []
 
 
 @pytest.mark.parametrize("kind", ["policies", "operator-policies"])
@@ -140,27 +137,27 @@ def test_a_policy_that_reaches_the_ladder_is_a_problem(
     vhost, (name,) = urlsplit(vhost_url).path[1:], definition
     policy = {"pattern": ".*", "definition": definition, "apply-to": "queues"}
     manage("PUT", f"{kind}/{vhost}/trap", policy)
-    found = findings(delay, "problem")
+    found = issues(delay, "problem")
     assert len(found) == len(list(TOPOLOGY.rungs())) + 3
     assert found[3] == (
-        f"a policy sets {name} on queue {TOPOLOGY.rung(60_000)}, so messages may come early or be lost;"
-        " let the policy's pattern leave out names that begin with delay.v1"
+        f"a policy sets {name} on queue {TOPOLOGY.rung(60_000)}, so messages may be early or lost;"
+        " exclude names that begin with delay.v1 from the policy's pattern"
     )
     manage("PUT", f"{kind}/{vhost}/trap", policy | {"pattern": r"^(?!delay\.v1)"})
-    assert findings(delay, "problem") == []
+    assert issues(delay, "problem") == []
 
 
 def test_of_several_policies_the_one_that_rabbitmq_applies_counts(delay: CommandLine, vhost_url: str) -> None:
     delay.document("topology", "create", *CONN)
     vhost = urlsplit(vhost_url).path[1:]
     manage("PUT", f"policies/{vhost}/trap", {"pattern": ".*", "definition": {"message-ttl": 1}, "priority": 1})
-    assert findings(delay, "problem") != []
+    assert issues(delay, "problem") != []
     harmless = {"pattern": "^delay", "definition": {"delivery-limit": 5}, "apply-to": "queues", "priority": 2}
     manage("PUT", f"policies/{vhost}/harmless", harmless)
-    assert findings(delay, "problem") == []
+    assert issues(delay, "problem") == []
     exchanges = {"pattern": ".*", "definition": {"alternate-exchange": "x"}, "apply-to": "exchanges", "priority": 3}
     manage("PUT", f"policies/{vhost}/exchanges", exchanges)
-    assert findings(delay, "problem") == []
+    assert issues(delay, "problem") == []
 
 
 def test_messages_without_a_route_are_a_problem(delay: CommandLine, vhost_url: str) -> None:
@@ -168,8 +165,8 @@ def test_messages_without_a_route_are_a_problem(delay: CommandLine, vhost_url: s
     with amqp(vhost_url) as channel:
         channel.confirm_delivery()
         channel.basic_publish(*TOPOLOGY.route("nowhere", 0), b"x")
-    assert findings(delay, "problem") == [
-        f"1 messages had no route and are kept in queue {UNROUTABLE}; create their channels again, then"
+    assert issues(delay, "problem") == [
+        f"1 messages had no route and are parked in queue {UNROUTABLE}; create their channels again, then"
         " run `airflow delay topology replay-parked`"
     ]
 
@@ -179,17 +176,15 @@ def test_advice_is_no_problem(
 ) -> None:
     define(monkeypatch, vhost_url, journal_max_age="1D")
     assert delay.document("topology", "create", *CONN)["topology"] == "delay.v1.ladder.60000ms"
-    [unseen] = findings(delay, "problem")
-    assert "because that cannot be seen without management_url" in unseen
-    [unlooked] = findings(delay, "advice")
-    assert unlooked.startswith("bindings, policies and queues that stand still were not checked; set management_url")
+    [unseen] = issues(delay, "problem")
+    assert "without management_url, messages are reported as dispatched" in unseen
+    [unlooked] = issues(delay, "advice")
+    assert unlooked.startswith("bindings, policies and stuck queues were not checked; set management_url")
     # Another ladder writes to the same journal and keeps it as it is.
     define(monkeypatch, vhost_url, journal_max_age="2D")
     assert delay("topology", "create", *CONN).code == 0
-    assert findings(delay, "problem") == [unseen]
-    assert [
-        text for text in findings(delay, "advice") if text.startswith(f"queue {JOURNAL} keeps its records for anot")
-    ]
+    assert issues(delay, "problem") == [unseen]
+    assert [text for text in issues(delay, "advice") if text.startswith(f"queue {JOURNAL} keeps its records for anot")]
 
 
 def test_every_kind_of_ladder_is_accepted_by_the_server(
@@ -200,7 +195,7 @@ def test_every_kind_of_ladder_is_accepted_by_the_server(
         connection = connection_of(vhost_url, **settings)
         monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection))
         assert delay("topology", "create", *CONN).code == 0
-        assert [each for each in findings(delay, "problem") if "without management_url" not in each] == []
+        assert [each for each in issues(delay, "problem") if "without management_url" not in each] == []
     ladder = Topology(tick_ms=20_051, journal=False)
     assert ladder.prefix in {name.partition(".rung")[0] for name in names_in(vhost_url, "queues")}
 
@@ -215,7 +210,7 @@ def test_verifying_needs_no_more_of_the_management_api_than_to_look(
     try:
         manage("PUT", f"permissions/{vhost}/{name}", {"configure": "^$", "write": "^$", "read": "^$"})
         define(monkeypatch, vhost_url, management_url=f"http://{name}:x@{parts.hostname}:{parts.port}")
-        assert len(findings(delay, "problem")) == len(list(TOPOLOGY.rungs())) + 3
+        assert len(issues(delay, "problem")) == len(list(TOPOLOGY.rungs())) + 3
     finally:
         manage("DELETE", f"users/{name}")
 

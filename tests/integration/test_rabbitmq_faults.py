@@ -21,20 +21,20 @@ from pika.exceptions import (
     StreamLostError,
 )
 
-from airflow_delay_provider.brokers.rabbitmq import declaring
+from airflow_delay_provider.brokers.rabbitmq import admin
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
-from airflow_delay_provider.brokers.rabbitmq.publishing import WINDOW
-from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.names import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.publish import WINDOW
+from airflow_delay_provider.brokers.rabbitmq.receive import ConsumerChannel
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
 from tests.rabbits import config_of, counted_looks, fresh_vhost, private_node
-from tests.servers.cutting_proxy import CuttingProxy
-from tests.servers.rabbitmq import RabbitMQ
+from tools.servers.cutting_proxy import CuttingProxy
+from tools.servers.rabbitmq import RabbitMQ
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_full_queue_refuses_by_name_what_it_does_not_take_and_keeps_what_it_to
     """C11, C14"""
     with Scene(node.url, max_length=50, tick=0.25) as scene:
         channel, now = scene.queue(), from_ms(floor_ms(datetime.now(UTC)))
-        # By a clock that stands still all rest once and in one queue, however long this takes.
+        # With a stopped clock all wait once and in one queue, however long this takes.
         due = now + timedelta(milliseconds=scene.topology.ladder.holds_ms[15])
         taken: list[Message] = []
         with RabbitMQBroker(scene.broker.config, clock=SettableClock(now)) as broker:
@@ -78,7 +78,7 @@ def test_a_full_queue_refuses_by_name_what_it_does_not_take_and_keeps_what_it_to
                 taken += batch
             else:
                 pytest.fail("2 000 messages were taken by a queue for 50")
-        assert re.search(r"refused \d+ of 50 messages, a queue is full; .* max_length", str(full))
+        assert re.search(r"refused \d+ of 50 messages because a queue is full; .* max_length", str(full))
         assert full.may_pass
         refused = [message for message in batch if message.id in full.unconfirmed]
         assert ids_of(refused) == sorted(full.unconfirmed)
@@ -93,7 +93,7 @@ def test_a_message_whose_next_queue_is_full_waits_for_room(node: RabbitMQ):
     """C11, C14"""
     with Scene(node.url, max_length=20, tick=0.2) as scene:
         channel = scene.queue()
-        # 17 ticks: one rest of 16 and one of 1, whose queue takes only a few at a time. All expire together.
+        # 17 ticks: one rung of 16 and one of 1, whose queue takes only a few at a time. All expire together.
         messages: list[Message] = []
         for _ in range(3):
             batch = scene.messages(channel, 20, after=3.3)
@@ -248,9 +248,9 @@ def test_an_unreachable_broker_names_all_messages_as_unconfirmed(quorum: Scene):
     ],
 )
 def test_a_connection_lost_while_it_is_opened_is_not_taken_for_a_refusal(error: Exception, may_pass: bool):
-    told = translate(error, config_of("amqp://guest:guest@localhost:5672/%2F"))
-    assert isinstance(told, BrokerError)
-    assert told.may_pass is may_pass
+    translated = translate(error, config_of("amqp://guest:guest@localhost:5672/%2F"))
+    assert isinstance(translated, BrokerError)
+    assert translated.may_pass is may_pass
 
 
 # -- crashed consumers ---------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     arrivals = quorum.collect(channel, 2)
     assert [arrival.message.id for arrival in arrivals] == [message.id, message.id]
-    # Once handed out again because nobody acknowledged it, once as it was put back.
+    # Once handed out again because it was not acknowledged, once as it was put back.
     assert sorted(arrival.message.handled_count for arrival in arrivals) == [0, 1]
     assert quorum.broker.receive(channel) == []
 
@@ -277,24 +277,24 @@ def test_a_look_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
     channel = quorum.queue()
     message = quorum.message(channel, after=0)
     quorum.broker.send([message])
-    session = quorum.broker._link.session()
+    connection = quorum.broker._client.connection()
     wait_for(lambda: quorum.count(channel), what="the message")
     with counted_looks(), monkeypatch.context() as patched:
-        patched.setattr(declaring, "message_count", lambda *_: 3)
+        patched.setattr(admin, "message_count", lambda *_: 3)
         assert quorum.broker.peek(channel, limit=3) == [message]
-    assert quorum.broker._link.session() is session
+    assert quorum.broker._client.connection() is connection
     assert ids_of(quorum.collect(channel, 1)) == [message.id]
 
 
 def test_a_consumer_whose_queue_is_deleted_ends_at_once(quorum: Scene):
     """C11, C14: the broker has ended it, and answers no more when it is ended."""
     with quorum.open(confirm_timeout=5) as broker:
-        consumption = Consumption(broker._link.session(), quorum.queue())
-        tag = consumption.begin(prefetch=1)
+        consumer = ConsumerChannel(broker._client.connection(), quorum.queue())
+        tag = consumer.begin(prefetch=1)
         with quorum.amqp() as amqp:
-            amqp.queue_delete(consumption.queue)
-        wait_for(lambda: not consumption.is_open, what="the consumer is told")
-        consumption.end(tag)
+            amqp.queue_delete(consumer.queue)
+        wait_for(lambda: not consumer.is_open, what="the consumer is closed")
+        consumer.end(tag)
 
 
 # -- destinations that vanish --------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_messages_that_an_exchange_does_not_route_wait_for_a_binding_and_block_n
 
 
 def held_by(node: RabbitMQ, queue: str) -> int:
-    """How many messages a queue has, with those that it tries to pass on; the broker tells it every 5 s."""
+    """How many messages a queue has, with those that it tries to pass on; the broker updates it every 5 s."""
     lines = (
         line.split("\t") for line in node.control("list_queues", "--no-table-headers", "name", "messages").splitlines()
     )

@@ -14,14 +14,11 @@ from uuid import uuid4
 import pika
 import pytest
 
-from airflow_delay_provider.brokers.base import Outcome
 from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
+from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
-from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.domain.exceptions import (
     DeferMessage,
     InvalidMessageError,
     LifecycleError,
@@ -29,8 +26,12 @@ from airflow_delay_provider.exceptions import (
     TooFarError,
     UnknownChannelError,
 )
+from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from tests.contract.journal import Tail
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
+from tests.ladder_path import path_of
 from tests.rabbits import counted_looks, fresh_vhost
 
 THREE_YEARS = timedelta(days=3 * 365)
@@ -77,7 +78,7 @@ def test_three_years_and_one_tick_take_different_ways(scene: Scene):
     near = scene.message(channel, after=0.1)
     scene.broker.schedule([far, near])
     assert [arrival.message.id for arrival in scene.collect(channel, 1)] == [near.id]
-    first_rest = scene.topology.ladder.path(THREE_YEARS // timedelta(milliseconds=1))[0]
+    first_rest = path_of(scene.topology.ladder, THREE_YEARS // timedelta(milliseconds=1))[0]
     assert first_rest > THREE_YEARS / timedelta(milliseconds=1) / 2
     wait_for(
         lambda: scene.waiting() - before == Counter({scene.topology.rung(first_rest): 1}),
@@ -102,7 +103,7 @@ def test_the_longest_delay_is_accepted_and_more_is_refused(scene: Scene):
 def test_more_than_max_delay_of_the_connection_is_refused_with_the_remedy(scene: Scene):
     """A30"""
     message = Message(channel=scene.queue(), payload=b"", deliver_at=datetime.now(UTC) + timedelta(days=4000))
-    with scene.unchanged(), pytest.raises(TooFarError, match=r"^deliver_at: .* raise max_delay of the connection$"):
+    with scene.unchanged(), pytest.raises(TooFarError, match=r"^deliver_at: .* raise max_delay in the connection$"):
         scene.broker.schedule([message])
 
 
@@ -112,7 +113,7 @@ def test_a_message_cannot_be_put_back_for_longer_than_the_ladder_holds(scene: Sc
     scene.broker.send([scene.message(channel, after=0)])
     (delivery,) = wait_for(lambda: scene.broker.receive(channel), what="the message")
     for put_back in (scene.broker.requeue, lambda held, delay: scene.broker.release([held], delay=delay)):
-        with scene.unchanged(), pytest.raises(TooFarError, match=r"^deliver_at: .* the longest that a ladder"):
+        with scene.unchanged(), pytest.raises(TooFarError, match=r"^deliver_at: .* the longest delay of a ladder"):
             put_back(delivery, timedelta(days=5000))
     scene.broker.ack([delivery])
 
@@ -256,7 +257,7 @@ def test_a_deferred_message_backs_off_and_is_given_up_after_max_handled(scene: S
     with scene.open() as broker:
         consumer = Consumer(broker, channel, fail, config=ConsumerConfig(max_handled=3))
         wait_for(lambda: scene.count(channel), what="the message")
-        assert broker._link._publisher is None, "a consumer publishes only once it puts something back"
+        assert broker._client._publisher is None, "a consumer publishes only once it puts something back"
         consumed = consumer.run(limit=4, timeout=timedelta(seconds=60))
         assert count_connections() == connections + 1
     wait_for(lambda: count_connections() == connections, what="what the consumer opened is closed with it")
@@ -273,7 +274,7 @@ def test_heartbeats_go_on_while_a_handler_blocks_which_keeps_its_connection_and_
     with scene.open(heartbeat=6) as broker:
         first, second = scene.messages(channel, 2, after=0)
         broker.schedule([first, second])
-        connection: Any = broker._link.session()._connection
+        connection: Any = broker._client.connection()._connection
 
         def beats() -> int:
             sent: int = connection._heartbeat_checker._heartbeat_frames_sent
@@ -340,11 +341,11 @@ def test_the_journal_tells_the_same_of_every_message(scene: Scene):
         what="all outcomes",
     )
 
-    def told() -> Counter[Change]:
+    def recorded() -> Counter[Change]:
         tail.read()
         return Counter(entry.change for entry in tail.of(messages))
 
-    wait_for(lambda: told() == {Change.SCHEDULED: 3, Change.DISPATCHED: 4}, what="the whole story")
+    wait_for(lambda: recorded() == {Change.SCHEDULED: 3, Change.DISPATCHED: 4}, what="all records")
 
 
 def wait_for_get(amqp: Any, queue: str) -> tuple[Any, pika.BasicProperties, bytes]:

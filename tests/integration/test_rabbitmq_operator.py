@@ -11,12 +11,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.exceptions import BrokerError
-from airflow_delay_provider.hooks import remembering
-from airflow_delay_provider.operators.message import CancelMessageOperator, ScheduleMessageOperator
+from airflow_delay_provider.domain.exceptions import BrokerError
+from airflow_delay_provider.hooks import confirmed_store
+from airflow_delay_provider.operators.control import CancelMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskInstanceStub
 from tests.rabbits import config_of, connection_of, declare_queue, fresh_vhost
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 CHANNEL = "orders"
 #: One tick, and so one queue for all messages of a test.
@@ -72,7 +73,7 @@ def received(url: str, n: int) -> Counter[str]:
 
 def test_a_try_after_a_refusal_publishes_just_what_was_not_confirmed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A28, C11, C14: a full queue refuses, the task fails with the ids, and its next try completes the batch."""
-    monkeypatch.setattr(remembering, "BATCH", 5)
+    monkeypatch.setattr(confirmed_store, "BATCH", 5)
     store, messages = StateStore(), numbered(FITS + 15)
     with pytest.raises(BrokerError, match="a queue is full") as refused:
         run(store, messages)
@@ -86,11 +87,13 @@ def test_a_try_after_a_refusal_publishes_just_what_was_not_confirmed(url: str, m
     assert set(rest) < set(ids)
 
 
-def test_a_cleared_task_publishes_nothing_again(url: str) -> None:
+def test_a_cleared_task_publishes_nothing_again_and_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A28"""
     store, messages = StateStore(), numbered(5)
     ids = run(store, messages)
+    assert "Skipped" not in capsys.readouterr().out
     assert run(store, messages) == ids
+    assert "Skipped 5 messages that an earlier run of this task has scheduled" in capsys.readouterr().out
     assert received(url, 5) == Counter(ids)
     with RabbitMQBroker(config_of(url)) as broker:
         assert broker.receive(CHANNEL) == []
@@ -106,7 +109,7 @@ def test_other_messages_of_the_same_task_are_not_taken_for_the_confirmed_ones(ur
 
 def test_one_bad_message_far_back_keeps_all_from_being_published(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A29, B52"""
-    monkeypatch.setattr(remembering, "BATCH", 2)
+    monkeypatch.setattr(confirmed_store, "BATCH", 2)
     messages = [*numbered(6), {"payload": "x", "headers": {"x-death": "1"}}]
     with pytest.raises(AirflowFailException, match="headers: 'x-death' is reserved"):
         run(StateStore(), messages)

@@ -12,17 +12,17 @@ from uuid import uuid4
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delay_provider.brokers.rabbitmq import declaring, journal, relays, removal
-from airflow_delay_provider.brokers.rabbitmq.publishing import Publisher
-from airflow_delay_provider.brokers.rabbitmq.topology import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq import admin, journal, management
+from airflow_delay_provider.brokers.rabbitmq.names import UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.publish import Publisher
+from airflow_delay_provider.domain.exceptions import MessagesWaitError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import MessagesWaitError
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor
 from tests.contract.journal import Tail
 from tests.integration.rabbitmq_scene import Scene, ids_of, wait_for
 from tests.rabbits import connection_of, fresh_vhost, private_node, require_management
-from tests.servers.rabbitmq import RabbitMQ
+from tools.servers.rabbitmq import RabbitMQ
 
 #: How late a message may be on a busy machine; one that waits for a full queue would be later by minutes.
 SOON = timedelta(seconds=10)
@@ -41,8 +41,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     run_dir = tmp_path_factory.mktemp("refusals")
     with ExitStack() as stack:
         started = stack.enter_context(private_node(run_dir, advanced=SOON_TRIED_AND_COUNTED))
-        stack.enter_context(patch.object(declaring, "SETTLE_SECONDS", 0))
-        for module in (journal, relays, removal):
+        stack.enter_context(patch.object(admin, "SETTLE_SECONDS", 0))
+        for module in (journal, management, admin):
             stack.enter_context(patch.object(module, "TOTALS_LAG", COUNTED_WITHIN))
         yield started
 
@@ -94,7 +94,7 @@ def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(
         def due_in_a_second(channel: str, count: int) -> list[Message]:
             return [Message(channel=channel, payload=b"", deliver_at=now + timedelta(seconds=1)) for _ in range(count)]
 
-        # All rest in the same rung, the refused ones in front.
+        # All wait in the same rung, the refused ones in front.
         refused, others = due_in_a_second(full, 260), due_in_a_second(healthy, 200)
         scene.schedule_in_time([*refused, *others], now=now)
 
@@ -110,7 +110,7 @@ def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(
 def test_a_refused_message_is_dispatched_only_when_its_destination_has_it(
     node: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ):
-    """A queue that is full, and an exchange that routes nowhere. Refused is no end: whoever waits waits on."""
+    """A full queue, and an exchange that routes nowhere. Refused is not an outcome: waiting tasks keep waiting."""
     with Scene(node.url, management_url=node.management_url) as scene:
         full, exchange = full_queue(scene, most=5), nowhere(scene)
         tail = Tail(scene.broker)
@@ -121,7 +121,7 @@ def test_a_refused_message_is_dispatched_only_when_its_destination_has_it(
         scene.broker.schedule(messages)
         wait_for(
             lambda: changes_of(tail, messages) == {each: [Change.REFUSED] for each in ids},
-            what="the messages are told to be refused",
+            what="the messages are reported as refused",
         )
         assert scene.broker.find_outcomes(ids, since="") == {}
         with scene.open() as another:
@@ -135,9 +135,9 @@ def test_a_refused_message_is_dispatched_only_when_its_destination_has_it(
         assert ids_of(scene.collect(queue, 1)) == ids_of(messages[3:])
         wait_for(
             lambda: changes_of(tail, messages) == {each: [Change.REFUSED, Change.DISPATCHED] for each in ids},
-            what="the messages are told to be dispatched",
+            what="the messages are reported as dispatched",
         )
-        # One who comes later is told at once.
+        # A later reader sees it at once.
         with scene.open() as another:
             found = another.find_outcomes(ids, since="")
             assert {entry.change for entry in found.values()} == {Change.DISPATCHED}
@@ -155,7 +155,7 @@ def test_a_message_whose_queue_was_deleted_is_parked_and_never_told_to_be_dispat
             amqp.queue_delete(deleted)
         wait_for(
             lambda: changes_of(tail, messages) == {each.id: [Change.PARKED] for each in messages},
-            what="the messages are told to be parked",
+            what="the messages are reported as parked",
         )
         found = broker.find_outcomes([each.id for each in messages], since="")
     assert {entry.change for entry in found.values()} == {Change.PARKED}
@@ -166,7 +166,7 @@ def test_a_message_whose_queue_was_deleted_is_parked_and_never_told_to_be_dispat
 
 
 def test_parked_messages_arrive_when_they_are_replayed_and_their_channel_is_there(scene: Scene):
-    """The journal tells of it, and what has no channel yet stays parked."""
+    """The journal records it, and messages without a channel stay parked."""
     with scene.amqp() as amqp:
         amqp.queue_purge(UNROUTABLE)
     back, gone = scene.queue(), scene.queue()
@@ -189,7 +189,7 @@ def test_parked_messages_arrive_when_they_are_replayed_and_their_channel_is_ther
     way_back = [Change.PARKED, Change.REQUEUED, Change.DISPATCHED]
     wait_for(
         lambda: changes_of(tail, messages[:3]) == {each.id: way_back for each in messages[:3]},
-        what="the journal tells of the way back",
+        what="the journal records the replay",
     )
     found = scene.broker.find_outcomes([each.id for each in messages], since="")
     assert [found[each.id].change for each in messages] == [Change.DISPATCHED] * 3 + [Change.PARKED] * 2
@@ -225,8 +225,8 @@ def _die(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_ladder_that_is_passing_messages_on_is_deleted_only_by_force(node: RabbitMQ):
-    """20 messages, none of them ready: the way on from their rung is gone, so the broker has them in its hands."""
+def test_a_ladder_that_is_forwarding_messages_is_deleted_only_by_force(node: RabbitMQ):
+    """20 messages, none of them ready: the exchange behind their rung is gone, so the broker still forwards them."""
     with Scene(node.url, tick=0.2, management_url=node.management_url) as scene:
         topology, channel = scene.topology, scene.queue()
         messages = scene.messages(channel, 20, after=1)
@@ -239,12 +239,12 @@ def test_a_ladder_that_is_passing_messages_on_is_deleted_only_by_force(node: Rab
             scene.broker.delete_topology()
         with (
             scene.open(management_url=None) as blind,
-            pytest.raises(MessagesWaitError, match=r"without management_url it cannot be seen .*, or add --force"),
+            pytest.raises(MessagesWaitError, match=r"cannot be counted without management_url .*, or add --force"),
         ):
             blind.delete_topology()
 
         scene.broker.create_topology([channel])
-        # What comes through the new exchange before its channel is bound to it is parked.
+        # Messages that pass the new exchange before its channel is bound are parked.
         wait_for(lambda: scene.count(channel) + scene.count(UNROUTABLE) == 20, what="all have left the rung")
         scene.broker.replay_parked()
         assert ids_of(scene.collect(channel, 20)) == ids_of(messages)

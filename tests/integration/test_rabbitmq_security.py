@@ -16,13 +16,13 @@ import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError
-from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL, UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.names import JOURNAL, UNROUTABLE
+from airflow_delay_provider.domain.exceptions import BrokerError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError, UnknownChannelError
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.rabbitmq import RabbitMQHook
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskRun
 from tests.certificates import Authority
 from tests.contract.journal import Tail
@@ -38,9 +38,9 @@ from tests.rabbits import (
     problems,
     user,
 )
-from tests.servers import process
+from tools.servers import process
 
-ENTRIES = r"^delay\.v1\..*\.entry\..*"
+INGRESS = r"^delay\.v1\..*\.ingress\..*"
 RELAYS = r"^delay\.v1\..*\.relay\..*"
 LADDER = r"^delay\.v1\..*"
 PREPARED = ("orders", "orders.dead", "events:order.created")
@@ -76,7 +76,7 @@ def broker_of(scene: Scene, **permissions: str) -> Iterator[RabbitMQBroker]:
 @pytest.mark.parametrize("after", [0, 0.3])
 def test_a_publisher_needs_to_write_to_the_entries_only(scene: Scene, channel: str, queue: str, after: float) -> None:
     message = scene.message(channel, after=after)
-    with broker_of(scene, write=ENTRIES) as broker:
+    with broker_of(scene, write=INGRESS) as broker:
         assert broker.check().endswith("is ready")
         broker.schedule([message])
     assert [arrival.message.id for arrival in scene.collect(queue, 1)] == [message.id]
@@ -84,7 +84,7 @@ def test_a_publisher_needs_to_write_to_the_entries_only(scene: Scene, channel: s
 
 def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
     topology = scene.topology
-    with user(scene.url, write=ENTRIES) as url:
+    with user(scene.url, write=INGRESS) as url:
         for exchange, key in (
             (topology.exit, topology.route("orders", 0)[1]),
             (topology.dispatch, topology.route("orders", 0)[1]),
@@ -117,7 +117,7 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
 
 def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(scene: Scene) -> None:
     """What is looked at is named, so that a broker of any version says whether it is there."""
-    with broker_of(scene, write=rf"{ENTRIES}|{RELAYS}|^nowhere$") as broker:
+    with broker_of(scene, write=rf"{INGRESS}|{RELAYS}|^nowhere$") as broker:
         with pytest.raises(UnknownChannelError, match="queue 'nowhere' does not exist"):
             broker.schedule([scene.message("nowhere", after=1)])
         with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*(order.gone|'events')"):
@@ -129,7 +129,7 @@ def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(sc
 @pytest.mark.parametrize("channel", ["nowhere", "events:order.gone", "missing:order.gone"])
 def test_what_a_user_may_not_look_at_is_refused_or_parked_but_never_lost(scene: Scene, channel: str) -> None:
     """RabbitMQ 4 does not say whether a queue is there to a user who has no right on it."""
-    with broker_of(scene, write=ENTRIES) as broker:
+    with broker_of(scene, write=INGRESS) as broker:
         try:
             broker.schedule([scene.message(channel, after=0.1)])
         except (UnknownChannelError, PermissionDeniedError):
@@ -140,7 +140,7 @@ def test_what_a_user_may_not_look_at_is_refused_or_parked_but_never_lost(scene: 
 def require_parked(scene: Scene, count: int) -> None:
     """Wait until so many messages are seen where those go that have no route, and take them away."""
     problem = (
-        f"{count} messages had no route and are kept in queue {UNROUTABLE}; create their channels again, then run"
+        f"{count} messages had no route and are parked in queue {UNROUTABLE}; create their channels again, then run"
         " `airflow delay topology replay-parked`"
     )
     wait_for(
@@ -154,7 +154,7 @@ def require_parked(scene: Scene, count: int) -> None:
 @on_each_version
 def test_a_publisher_that_finds_no_ladder_says_what_is_missing() -> None:
     message = Message(channel="orders", payload=b"x", deliver_at=datetime.now(UTC) + timedelta(minutes=1))
-    with fresh_vhost() as url, user(url, write=ENTRIES) as restricted, RabbitMQBroker(config_of(restricted)) as broker:
+    with fresh_vhost() as url, user(url, write=INGRESS) as restricted, RabbitMQBroker(config_of(restricted)) as broker:
         assert broker.check().endswith("is created with the first message")
         with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*; grant it, see docs/rabbitmq.md"):
             broker.schedule([message])
@@ -180,7 +180,7 @@ def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_b
         scene.broker.send([scene.message("private", after=0)])
         with pytest.raises(PermissionDeniedError, match=r"lacks a permission .*'private'"):
             wait_for(lambda: bool(reader.receive("private")), what="a refusal")
-    with broker_of(scene, read="^orders$", write=ENTRIES) as consumer:
+    with broker_of(scene, read="^orders$", write=INGRESS) as consumer:
         (delivery,) = wait_for(lambda: consumer.receive("orders"), what="the message is back")
         consumer.requeue(delivery, timedelta(milliseconds=100))
         (again,) = wait_for(lambda: consumer.receive("orders"), what="the message comes again")
@@ -234,9 +234,9 @@ def test_an_administrator_of_the_ladder_needs_no_more_than_its_names_and_the_cha
 
 def test_verifying_as_a_user_who_may_not_configure_says_what_was_not_checked(scene: Scene) -> None:
     with broker_of(scene) as broker:
-        findings = broker.verify_topology()
+        issues = broker.verify_topology()
         assert problems(broker) == []
-    assert [finding for finding in findings if "were not checked, because user" in finding.text]
+    assert [issue for issue in issues if "were not checked, because user" in issue.text]
 
 
 # -- connections that are wrong ------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def wrong(
             "permission": (connection, r"user 'user-\w+' lacks a permission \(ACCESS_REFUSED.*\); grant it, see docs/"),
             "host": (
                 connection | {"port": process.free_port()},
-                r"cannot be reached or was lost \(Connection refused\); check host, port and that it runs",
+                r"cannot be reached or was lost \(Connection refused\); check that it runs, and host and port",
             ),
         }[kind]
 
@@ -271,9 +271,9 @@ def wrong(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may pass is tried once."""
-    from airflow_delay_provider.brokers.rabbitmq import link
+    from airflow_delay_provider.brokers.rabbitmq import client
 
-    monkeypatch.setattr(link, "CONNECT_ATTEMPTS", 1)
+    monkeypatch.setattr(client, "CONNECT_ATTEMPTS", 1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -308,7 +308,7 @@ def test_the_connection_form_shows_what_is_wrong(
     hook.close()
     if "lacks a permission" in problem:
         state = (
-            "is created with" if rabbitmq_version == "rabbitmq3" else r"cannot be seen by user 'user-\w+', who has no"
+            "is created with" if rabbitmq_version == "rabbitmq3" else r"is not visible to user 'user-\w+', who has no"
         )
         assert works
         assert re.search(f"the ladder delay.v1.ladder.1000ms {state}", text)
@@ -390,8 +390,8 @@ def test_a_connection_over_tls_schedules_and_receives(tls_port: tuple[int, int],
         ("the host's name", "TLS failed .*correct ca_file, cert_file, key_file or server_name"),
         ("no authority", "TLS failed .*correct ca_file, cert_file, key_file or server_name"),
         ("the plain port", "TLS failed .*or use the port that speaks TLS"),
-        ("a strange certificate", "ended the connection behind TLS; .*correct cert_file and key_file"),
-        ("no certificate", "ended the connection behind TLS; .*correct cert_file and key_file"),
+        ("a strange certificate", "closed the connection after TLS was set up; .*correct cert_file and key_file"),
+        ("no certificate", "closed the connection after TLS was set up; .*correct cert_file and key_file"),
     ],
 )
 def test_what_is_wrong_with_tls_is_told(
@@ -416,6 +416,6 @@ def test_what_is_wrong_with_tls_is_told(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_plain_connection_to_a_port_that_speaks_tls_is_told(tls_port: tuple[int, int]) -> None:
-    with pytest.raises(BrokerError, match=r"not speak AMQP 0-9-1 here: correct port or ssl"):
+def test_a_plain_connection_to_a_tls_port_is_refused_with_the_remedy(tls_port: tuple[int, int]) -> None:
+    with pytest.raises(BrokerError, match=r"this port does not speak AMQP 0-9-1: correct port or ssl"):
         connect(tls_port[0])

@@ -1,4 +1,4 @@
-"""Sensors that wait on RabbitMQ, whose queues show messages only to those who take them: nobody else is harmed."""
+"""Sensors that wait on RabbitMQ, whose queues show messages only to consumers that take them, and do no harm."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import pika
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_delay_provider.brokers.rabbitmq import held_queue
+from airflow_delay_provider.brokers.rabbitmq import shared_consumer
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.backoff import Backoff
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from airflow_delay_provider.sensors.message import MessageSensor
-from airflow_delay_provider.triggers import channel as channel_module
+from airflow_delay_provider.triggers import channel_watch
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from airflow_delay_provider.triggers.message import ChannelTrigger
 from tests.integration.running_triggers import is_blue, is_red, never, path_of, waiting
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
-from tests.servers.component import wait_for
 from tests.waiting import until
+from tools.servers.component import wait_for
 
 #: RabbitMQ 4's default; 3.10 has none.
 DELIVERY_LIMIT = 20
@@ -238,7 +238,7 @@ async def test_a_deleted_channel_holds_up_its_own_sensors_only(
     async with waiting(trigger(doomed, is_red), trigger(queue, is_red)) as (waits_on, healthy):
         await until(lambda: client.ready(doomed) == 0)
         client.channel.queue_delete(doomed)
-        await until(lambda: f"channel {doomed} cannot be consumed" in caplog.text)
+        await until(lambda: f"cannot consume channel {doomed}" in caplog.text)
         [message_id] = client.publish(queue, "red")
         assert (await asyncio.wait_for(healthy, 20))["message_id"] == message_id
         assert not waits_on.done()
@@ -267,14 +267,14 @@ async def test_a_filter_that_fails_ends_its_own_sensor_only(client: RawClient, q
 async def test_large_messages_are_held_up_to_a_number_of_bytes(
     client: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "_most_bytes", lambda: 5_000)
+    monkeypatch.setattr(channel_watch, "_most_bytes", lambda: 5_000)
     client.publish(queue, *("x" * 1_000 for _ in range(50)))
     async with waiting(trigger(queue, never)):
         await until(lambda: client.ready(queue) < 50)
         (watch,) = BrokerThread._running.values()
         looks = 0
         for _ in range(20):
-            watch.look_now()
+            watch.poll_now()
             await asyncio.sleep(0.05)
             looks = max(looks, 50 - client.ready(queue))
         assert 5 <= looks <= 15
@@ -338,11 +338,11 @@ async def test_returns_that_count_end_before_the_delivery_limit(
     """RabbitMQ ends a consumer that holds a message for 30 minutes, so it has to be given back sometimes."""
     if rabbitmq_version == "rabbitmq4":
         pytest.skip("giving back counts nothing here")
-    monkeypatch.setattr(held_queue, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(shared_consumer, "RENEW_SECONDS", 0.1)
     [message_id] = client.publish(queue, "green")
     async with waiting(trigger(queue, never)) as (sensor,):
-        with pytest.raises(BrokerError, match=r"use RabbitMQ 4\.3 or later, a queue of its own"):
+        with pytest.raises(BrokerError, match=r"use RabbitMQ 4\.3 or later, a separate queue"):
             await asyncio.wait_for(sensor, 30)
     [(left, counted)] = client.get_all(queue, 1)
     assert left == message_id
-    assert counted <= held_queue.MOST_COUNTED + 1
+    assert counted <= shared_consumer.MOST_COUNTED + 1

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.rabbits import VERSIONS, private_node, require_rabbitmq
-from tests.servers import component, rabbitmq_distribution
-from tests.servers.rabbitmq import RabbitMQ4
-from tests.servers.server import UnavailableError
+from tools.servers import component, rabbitmq_distribution
+from tools.servers.rabbitmq import RabbitMQ4
+from tools.servers.server import UnavailableError
 
 #: The one that runs in a root folder of its own.
 on_the_newer = pytest.mark.parametrize("rabbitmq_version", ["rabbitmq4"], indirect=True)
@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_with_minus_nine_leaves_no_process_and_nothing_moun
 ) -> None:
     require_rabbitmq()
     server = VERSIONS[rabbitmq_version]
-    command = [sys.executable, "-m", "tests.servers", "--run-dir", str(tmp_path), server.name, "--", "sleep", "600"]
+    command = [sys.executable, "-m", "tools.servers", "--run-dir", str(tmp_path), server.name, "--", "sleep", "600"]
     environment = {name: value for name, value in os.environ.items() if name != server.variable}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None

@@ -10,16 +10,16 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_delay_provider.brokers.rabbitmq import held_queue
+from airflow_delay_provider.brokers.consumer import BATCH, Bound, SharedConsumer
+from airflow_delay_provider.brokers.rabbitmq import shared_consumer
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.brokers.rabbitmq.consuming import Consumption
+from airflow_delay_provider.brokers.rabbitmq.receive import ConsumerChannel
 from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
-from airflow_delay_provider.brokers.shared_consumer import BATCH, Bound, SharedConsumer
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
 from tests.integration.test_rabbitmq_sensors import RawClient
 from tests.rabbits import config_of, require_rabbitmq
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 
 class Scene:
@@ -79,11 +79,11 @@ def test_waits_one_after_the_other_end_with_an_error_before_the_delivery_limit(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them counts one delivery on versions that count returns, however short it was."""
-    monkeypatch.setattr(held_queue, "SHORTEST_HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(shared_consumer, "SHORTEST_HOLD_SECONDS", 0.1)
     [message_id] = scene.client.publish(scene.queue, "green")
 
     def wait_often() -> None:
-        for _ in range(held_queue.MOST_COUNTED + 2):
+        for _ in range(shared_consumer.MOST_COUNTED + 2):
             with scene.consumer() as consumer:
                 scene.sees(consumer, 1)
                 time.sleep(0.15)
@@ -96,7 +96,7 @@ def test_waits_one_after_the_other_end_with_an_error_before_the_delivery_limit(
             wait_often()
     [(left, counted)] = scene.client.get_all(scene.queue, 1)
     assert left == message_id
-    assert counted <= (held_queue.MOST_COUNTED + 1) * scene.returned
+    assert counted <= (shared_consumer.MOST_COUNTED + 1) * scene.returned
 
 
 def test_a_promised_message_is_kept_although_another_triggerer_consumes(scene: Scene) -> None:
@@ -148,11 +148,11 @@ def test_a_queue_that_was_made_anew_leaves_no_channel_behind(scene: Scene) -> No
         scene.sees(consumer, 1)
         before = consumer._queues[scene.queue]
         scene.client.channel.queue_delete(scene.queue)
-        wait_for(lambda: not before.is_open, what="the consumer is told", seconds=20)
+        wait_for(lambda: not before.is_open, what="the consumer is closed", seconds=20)
         scene.client.channel.queue_declare(scene.queue, durable=True, arguments={"x-queue-type": "quorum"})
         scene.client.publish(scene.queue, "green")
         scene.sees(consumer, 1)
-        assert before._consumption.channel.closed is not None
+        assert before._consumer.channel.closed is not None
 
 
 def test_what_comes_while_a_consumer_ends_is_not_rejected(scene: Scene) -> None:
@@ -161,10 +161,10 @@ def test_what_comes_while_a_consumer_ends_is_not_rejected(scene: Scene) -> None:
     rounds = 5
     with RabbitMQBroker(config_of(scene.url)) as broker:
         for _ in range(rounds):
-            consumption = Consumption(broker._link.session(), scene.queue)
-            consumption.end(consumption.begin(prefetch=100))
-            consumption.give_back([item.tag for item in consumption.take(100)])
-            consumption.close()
+            consumer = ConsumerChannel(broker._client.connection(), scene.queue)
+            consumer.end(consumer.begin(prefetch=100))
+            consumer.give_back([item.tag for item in consumer.take(100)])
+            consumer.close()
             wait_for(lambda: scene.client.ready(scene.queue) == 100, what="all are back", seconds=20)
     left = scene.client.get_all(scene.queue, 100)
     assert [message_id for message_id, _ in left] == ids

@@ -16,12 +16,12 @@ from pika.exceptions import ChannelClosedByBroker
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError
-from airflow_delay_provider.domain.journal import FROM_THE_START
-from airflow_delay_provider.exceptions import UnknownChannelError
+from airflow_delay_provider.domain.exceptions import UnknownChannelError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from tests.integration.rabbitmq_scene import Scene, ids_of, wait_for
 from tests.rabbits import config_of, fresh_vhost, problems, require_management, user
 
-#: What nobody but the shop may write to, and what nobody but the bank may.
+#: Queues and exchanges that only the shop may write to, and those of the bank.
 SHOP_CHANNELS = ("reports", "events:report.made")
 BANK_CHANNELS = ("payments", "transfers:made")
 
@@ -40,7 +40,7 @@ class Tenant:
 
     @property
     def publisher(self) -> dict[str, str]:
-        return {"write": rf"^{self.name}\.v1\..*\.entry\..*"}
+        return {"write": rf"^{self.name}\.v1\..*\.ingress\..*"}
 
     @property
     def reader(self) -> dict[str, str]:
@@ -156,7 +156,7 @@ def test_forged_routing_keys_and_headers_do_not_lead_to_another_tenant(tenants: 
                 amqp.basic_publish(entry, key, b"forged", pika.BasicProperties(headers=headers, delivery_mode=2))
                 forged += 1
         key = other.route("payments", 0)[1]
-        for exchange in (other.entry(None), other.entry(100), other.dispatch, other.exit, other.journal_name):
+        for exchange in (other.ingress(None), other.ingress(100), other.dispatch, other.exit, other.journal_name):
             require_refused(url, "basic_publish", exchange=exchange, routing_key=key, body=b"forged")
         require_refused(url, "basic_publish", exchange="", routing_key="payments", body=b"forged")
     wait_for(lambda: shop.scene.count(own.unroutable) >= forged, what="all that was forged is parked at the shop")
@@ -225,8 +225,8 @@ def test_an_administrator_of_one_tenant_cannot_open_a_way_to_or_from_another(ten
         to_payments = {"x-dead-letter-exchange": "transfers", "x-dead-letter-routing-key": "made"}
         for call, arguments in (
             ("queue_bind", {"queue": "payments", "exchange": own.exit, "routing_key": "#"}),
-            ("queue_bind", {"queue": spy, "exchange": other.entry(None), "routing_key": ""}),
-            ("exchange_bind", {"destination": other.entry(None), "source": own.exit, "routing_key": "#"}),
+            ("queue_bind", {"queue": spy, "exchange": other.ingress(None), "routing_key": ""}),
+            ("exchange_bind", {"destination": other.ingress(None), "source": own.exit, "routing_key": "#"}),
             ("exchange_bind", {"destination": own.exit, "source": other.dispatch, "routing_key": "#"}),
             ("exchange_delete", {"exchange": other.ready}),
             ("queue_purge", {"queue": other.unroutable}),
@@ -265,8 +265,8 @@ def test_a_ladder_that_is_deleted_takes_nothing_of_another_tenant_with_it(tenant
         "alternate",
         "unrouted",
         "parking",
-        "aside",
-        "aside.told",
+        "1.parked",
+        "1.parked.log",
     }
     [arrival] = bank.scene.collect("payments", 1)
     assert arrival.message.id == waiting.id

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.brokers.rabbitmq import link
-from airflow_delay_provider.brokers.rabbitmq.topology import JOURNAL, UNROUTABLE
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, UnknownChannelError
+from airflow_delay_provider.brokers.rabbitmq import client
+from airflow_delay_provider.brokers.rabbitmq.names import JOURNAL, UNROUTABLE
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
 from tests.rabbits import fresh_vhost, manage, require_management
 
@@ -28,7 +28,7 @@ def scene(url: str) -> Iterator[Scene]:
 
 
 def problems(scene: Scene) -> list[str]:
-    return [finding.text for finding in scene.broker.verify_topology() if finding.is_problem]
+    return [issue.text for issue in scene.broker.verify_topology() if issue.is_problem]
 
 
 def test_a_ladder_can_be_created_twice_and_has_nothing_wrong(scene: Scene):
@@ -71,7 +71,7 @@ def test_verify_finds_queues_with_other_arguments_and_what_had_no_route(scene: S
         amqp.basic_publish("", UNROUTABLE, b"lost its way")
     found = problems(scene)
     assert any(f"queue {rung} has other arguments" in problem for problem in found)
-    assert any(f"1 messages had no route and are kept in queue {UNROUTABLE}" in problem for problem in found)
+    assert any(f"1 messages had no route and are parked in queue {UNROUTABLE}" in problem for problem in found)
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 1000}, {"expires": 60_000}, {"max-length": 5}])
@@ -92,8 +92,8 @@ def test_verify_finds_policies_that_would_harm(scene: Scene, definition: dict[st
 def test_verify_says_what_it_could_not_check_and_names_a_wrong_management_url(url: str):
     with Scene(url) as scene:
         [unseen] = problems(scene)
-        assert "because that cannot be seen without management_url" in unseen
-        assert any("set management_url" in finding.text for finding in scene.broker.verify_topology())
+        assert "without management_url, messages are reported as dispatched" in unseen
+        assert any("set management_url" in issue.text for issue in scene.broker.verify_topology())
         with scene.open(management_url="http://guest:s3cret@127.0.0.1:1") as broker:
             with pytest.raises(BrokerError, match="management_url") as refused:
                 broker.verify_topology()
@@ -136,7 +136,7 @@ def test_ladders_of_other_ticks_stand_side_by_side(url: str):
         for scene, message in zip(scenes, messages, strict=True):
             scene.broker.schedule([message])
         assert ids_of(one.collect(channel, 3)) == ids_of(messages)
-        # One journal tells of all that keep one.
+        # One journal records all of them.
         wait_for(
             lambda: (
                 set(one.broker.find_outcomes([each.id for each in messages], since=""))
@@ -154,7 +154,7 @@ def test_ladders_of_other_ticks_stand_side_by_side(url: str):
 
 def test_a_ladder_that_was_deleted_under_a_client_is_created_again(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """C12: the call that finds it gone names the ids; the next one works, and its messages find their channel."""
-    monkeypatch.setattr(link, "TRUST_CHANNEL_SECONDS", 3600)
+    monkeypatch.setattr(client, "TRUST_CHANNEL_SECONDS", 3600)
     channel = scene.queue()
     with scene.open() as broker:
         broker.schedule([scene.message(channel, after=0)])
@@ -170,7 +170,7 @@ def test_a_ladder_that_was_deleted_under_a_client_is_created_again(scene: Scene,
 
 def test_a_ladder_that_was_deleted_is_not_taken_for_a_missing_channel(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """C12: a dispatcher would give its messages up."""
-    monkeypatch.setattr(link, "TRUST_CHANNEL_SECONDS", 0)
+    monkeypatch.setattr(client, "TRUST_CHANNEL_SECONDS", 0)
     channel = scene.queue()
     with scene.open() as broker:
         broker.check_channels([channel])
@@ -190,7 +190,7 @@ def test_verify_finds_a_queue_that_stands_still_and_create_wakes_it(scene: Scene
         amqp.exchange_delete(topology.arrival)
     messages = scene.messages(channel, 3, after=1)
     scene.broker.schedule(messages)
-    stands = re.compile(r"queue delay\.v1\..*\.rung\.\d+ms stands still: it holds \d messages that have expired")
+    stands = re.compile(r"queue delay\.v1\..*\.rung\.\d+ms is stuck: it has \d expired messages")
     wait_for(lambda: any(stands.match(problem) for problem in problems(scene)), what="the queue is found")
     scene.broker.create_topology([channel])
     assert ids_of(scene.collect(channel, 3)) == ids_of(messages)

@@ -12,7 +12,7 @@ import pytest
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.message import Message
 from tests.rabbits import config_of, fresh_vhost, require_management
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 
 @dataclass
@@ -62,7 +62,7 @@ def test_creating_the_topology_again_wakes_queues_that_wait_before_they_try_agai
 
 def test_a_client_that_comes_back_wakes_the_queues(stuck: Stuck) -> None:
     """C14: after a broker has started again, whatever waited for a way on goes on."""
-    stuck.broker._link.session().close()
+    stuck.broker._client.connection().close()
     stuck.broker.close()
     with RabbitMQBroker(stuck.broker.config) as another:
         another.check()

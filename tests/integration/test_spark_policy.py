@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.given import do_without
-from tests.servers.component import wait_for
-from tests.servers.kafka_distribution import find_java
-from tests.servers.process import free_port
-from tests.servers.server import UnavailableError
-from tests.servers.spark import QUICK_JVM, client_environment
+from tools.servers.component import wait_for
+from tools.servers.kafka_distribution import find_java
+from tools.servers.process import free_port
+from tools.servers.server import UnavailableError
+from tools.servers.spark import QUICK_JVM, client_environment
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,7 +27,7 @@ from datetime import timedelta
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.policies.spark import SparkRetryPolicy
+from airflow_delay_provider.spark.policy import SparkRetryPolicy
 
 with DAG("{name}", schedule=None):
     SparkSubmitOperator(

@@ -20,14 +20,11 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_delay_provider.exceptions import StarvedError
-from airflow_delay_provider.hooks import spark
-from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
-from airflow_delay_provider.spark import driver_log
+from airflow_delay_provider.domain.exceptions import StarvedError
 from airflow_delay_provider.spark.failures import Verdict, classify
-from tests.servers import component
-from tests.servers.process import free_port
-from tests.servers.spark import SparkCluster
+from airflow_delay_provider.spark.process import driver_log
+from airflow_delay_provider.spark.process import submit as spark
+from airflow_delay_provider.spark.process.submit import GuardedSparkSubmitHook, is_unknown_job
 from tests.sparks import (
     CONF,
     CONN_ID,
@@ -38,6 +35,9 @@ from tests.sparks import (
     submitting_environment,
     submitting_to,
 )
+from tools.servers import component
+from tools.servers.process import free_port
+from tools.servers.spark import SparkCluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -298,7 +298,7 @@ def test_a_driver_that_took_the_last_core_of_the_cluster_is_ended(
     cluster: SparkCluster, jar: Path, mark: str, sign_of_life: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for executors that have nowhere to run, and says so in its log only."""
-    monkeypatch.setattr(spark, "LISTEN_SECONDS", 1)
+    monkeypatch.setattr(spark, "DRIVER_LOG_SECONDS", 1)
     with submitting_to(cluster):
         arguments = (JOBS / "work_for_ever.py", "", mark, sign_of_life)
         hook = make_hook(*arguments, starvation_seconds=2, **PYTHON_DRIVER)

@@ -15,18 +15,18 @@ from uuid import uuid4
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import NoRecallError
+from airflow_delay_provider.domain.exceptions import NoRecallError
 from airflow_delay_provider.hooks.delay import DelayHook, open_destination
-from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
-from airflow_delay_provider.spark.retrying import SparkRetries
+from airflow_delay_provider.spark.retries import SparkRetries
 from airflow_delay_provider.testing.task_run import TaskInstanceStub
 from airflow_delay_provider.triggers.spark import RetryTicketTrigger
-from tests.integration import climbed_kafka
+from tests.integration import kafka_with_dispatcher
 from tests.rabbits import config_of, connection_of, declare_queue, fresh_vhost
 from tests.unit.airflow.submitting import REFUSED, SparkSubmit, TaskStateStore
 
@@ -50,8 +50,8 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", ledger_url)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     if request.param == "kafka":
-        with climbed_kafka.climbed_stream(ledger_url) as stream:
-            yield Way(climbed_kafka.CONN_ID, stream.topic())
+        with kafka_with_dispatcher.stream_with_dispatcher(ledger_url) as stream:
+            yield Way(kafka_with_dispatcher.CONN_ID, stream.topic())
         return
     with fresh_vhost() as url:
         monkeypatch.setenv(f"AIRFLOW_CONN_{RABBIT.upper()}", json.dumps(connection_of(url)))
@@ -108,7 +108,7 @@ async def fire(trigger: RetryTicketTrigger) -> dict[str, Any]:
 def test_a_job_that_failed_comes_back_by_its_ticket_over_each_broker(way: Way, tmp_path: Path) -> None:
     task = Task(way, tmp_path, delay=2 * SECOND)
     event = asyncio.run(fire(task.begin()))
-    assert event["end"] == "go"
+    assert event["outcome"] == "go"
     task.resume(event)
     assert task.program.submissions == 2
     with closing(DelayHook(way.conn_id, hold=way.hold)) as hook:

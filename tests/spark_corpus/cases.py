@@ -104,7 +104,7 @@ MISTAKES = [
     job("wrong_types", "mistakes", PERMANENT, "the rows do not fit the schema"),
     job("missing_local_file", "mistakes", PERMANENT, "the file does not exist"),
     job("missing_java_class", "mistakes", PERMANENT, "the class is in no jar"),
-    job("used_after_stop", "mistakes", UNKNOWN, "why the context is stopped is not told"),
+    job("used_after_stop", "mistakes", UNKNOWN, "the log does not say why the context is stopped"),
     Case(name="syntax_error", submit=("{work}/broken.py",), expected=PERMANENT, why="the program cannot be parsed"),
     Case(name="missing_application", submit=("{work}/nowhere.py",), expected=PERMANENT, why="the file does not exist"),
     Case(
@@ -339,7 +339,7 @@ CLUSTER = [
         "cluster_jvm_sigkill",
         "losses:driver_jvm_sigkill",
         UNKNOWN,
-        "neither state nor log of the driver tell that its JVM was killed",
+        "neither the state nor the log of the driver shows that its JVM was killed",
         mode="cluster",
     ),
     job("cluster_device_full", "limits:device_full", RESOURCE, "the disk is full", mode="cluster"),

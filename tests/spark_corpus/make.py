@@ -20,8 +20,8 @@ from typing import Any
 
 import pyspark
 
-from tests.servers.spark import HOME, QUICK_JVM, SparkCluster, client_environment
 from tests.spark_corpus.cases import CASES, Case
+from tools.servers.spark import HOME, QUICK_JVM, SparkCluster, client_environment
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs"

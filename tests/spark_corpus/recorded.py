@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_delay_provider.spark.failures import Evidence, Finding, OutputWindow, Verdict, classify
+from airflow_delay_provider.spark.failures import Classification, Evidence, OutputWindow, Verdict, classify
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -23,7 +23,7 @@ class Recorded:
     held_out: bool
     evidence: Evidence
 
-    def finding(self) -> Finding:
+    def classification(self) -> Classification:
         return classify(self.evidence)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.clock import Clock
 from airflow_delay_provider.domain.schedule import Limits
 from airflow_delay_provider.hooks import connections
-from airflow_delay_provider.ledger.database import Ledger
 
 
 class ElsewhereBroker(EmbeddedBroker):

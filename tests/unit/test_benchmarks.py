@@ -8,21 +8,21 @@ from random import Random
 import pytest
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
-from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
+from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from benchmarks import kafka as kafka_benchmark
-from benchmarks import kafka_aims, kafka_buckets, kafka_dispatch, kafka_schedule, kafka_writes, rabbitmq_aims
+from benchmarks import kafka_dispatch, kafka_report, kafka_schedule, kafka_writes, rabbitmq_report
 from benchmarks import ledger as ledger_benchmark
 from benchmarks import rabbitmq as rabbitmq_benchmark
-from benchmarks.binary_ladder import BinaryLadder
 from benchmarks.databases import URL_VARIABLE
 from benchmarks.kafka_leaps import rests_of
 from benchmarks.kafka_report import DESIGNS, kafka_tables
 from benchmarks.ledger import Sizes
 from benchmarks.measuring import Results, percentile
-from benchmarks.rabbitmq_ways import BINARY, KOMBU, OFF, RAW
+from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, RAW, BinaryLadder
 from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import read_csv, read_machine
 from tests.kafkas import require_kafka
+from tests.ladder_path import path_of
 from tests.rabbits import URL_VARIABLE as RABBITMQ_VARIABLE
 from tests.rabbits import fresh_vhost
 
@@ -68,7 +68,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.lateness.DELAY_SECONDS", (0.1, 0.3))
-    monkeypatch.setattr("benchmarks.rabbitmq_deliveries.DELAY_SECONDS", (1, 1))
+    monkeypatch.setattr("benchmarks.rabbitmq_measure.DELAY_SECONDS", (1, 1))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_run_that_leaves_messages_undispatched_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    monkeypatch.setattr(DispatchDue, "run_once", lambda _: 1.0)
+    monkeypatch.setattr(DispatchEmbedded, "run_once", lambda _: 1.0)
 
     assert ledger_benchmark.main(["--results", str(tmp_path)], sizes=TINY) == 1
 
@@ -151,7 +151,7 @@ def test_a_tiny_run_on_rabbitmq_measures_everything_and_finds_all_counts_right(t
 def test_a_run_on_rabbitmq_that_loses_messages_fails(
     tmp_path: Path, own_vhost: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.rabbitmq_ways.Publisher.publish", lambda *_: None)
+    monkeypatch.setattr("benchmarks.rabbitmq_methods.Publisher.publish", lambda *_: None)
 
     assert rabbitmq_benchmark.main(["--results", str(tmp_path)], sizes=TINY_RABBITMQ) == 1
 
@@ -172,17 +172,17 @@ def test_the_binary_ladder_is_entered_at_the_highest_bit(delay_ms: int, exchange
     levels = len(list(binary.queues()))
 
     assert binary.route("invoices", delay_ms) == (exchange, f"{'0.' * (levels - len(bits) // 2 - 1)}{bits}.invoices")
-    assert sum(binary.ladder.path(delay_ms)) >= delay_ms
-    assert len(binary.ladder.path(delay_ms)) == bits.count("1")
+    assert sum(path_of(binary.ladder, delay_ms)) >= delay_ms
+    assert len(path_of(binary.ladder, delay_ms)) == bits.count("1")
     assert len(binary.ladder.holds_ms) == levels == 28
 
 
 def test_an_aim_is_met_or_it_is_said_that_it_is_not() -> None:
     results = Results()
     rates = {OFF: [40.0], RAW: [100.0], BINARY: [25.0], KOMBU: [2.0]}
-    rabbitmq_aims.add_ratios(results, rates=rates, cpu={OFF: [7.0], BINARY: [10.0]})
+    rabbitmq_report.add_ratios(results, rates=rates, cpu={OFF: [7.0], BINARY: [10.0]})
 
-    assert rabbitmq_aims.table(results.measurements).splitlines()[2:] == [
+    assert rabbitmq_report.table(results.measurements).splitlines()[2:] == [
         "| quorum | rate: ours, journal off / raw publish | >= 0.37 | 0.40 | 0.40 - 0.40 | times | yes |",
         "| quorum | rate: ours, journal off / binary ladder | >= 1.7 | 1.60 | 1.60 - 1.60 | times | **no** |",
         "| quorum | rate: ours, journal off / kombu, one by one | >= 15 | 20.0 | 20.0 - 20.0 | times | yes |",
@@ -215,7 +215,7 @@ def test_a_run_on_kafka_whose_records_are_not_confirmed_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_kafka()
-    monkeypatch.setattr("benchmarks.kafka_raw.RawProducer._note", lambda *_: None)
+    monkeypatch.setattr("benchmarks.kafka_schedule.RawProducer._note", lambda *_: None)
 
     assert kafka_benchmark.main(["--results", str(tmp_path)], sizes=TINY_KAFKA) == 1
 
@@ -239,13 +239,13 @@ def test_an_hour_is_a_sum_of_rests_and_less_than_a_tick(radix: int, holds: list[
     ("remaining_ms", "bucket"), [(0, 0), (999, 0), (1_000, 1), (1_999, 1), (2_000, 2), (9_200, 4), (256_000, 9)]
 )
 def test_buckets_of_the_seed_grow_exponentially(remaining_ms: int, bucket: int) -> None:
-    assert kafka_buckets.bucket_of(remaining_ms) == bucket
+    assert kafka_writes.bucket_of(remaining_ms) == bucket
 
 
 def test_a_message_in_buckets_is_scanned_until_it_is_due() -> None:
     # In bucket 0 every 100 ms, whenever the first scan comes.
-    assert {kafka_buckets.writes_of(500, Random(seed)) for seed in range(50)} == {5, 6}
-    assert kafka_buckets.writes_of(0, Random(1)) == 0
+    assert {kafka_writes.writes_of(500, Random(seed)) for seed in range(50)} == {5, 6}
+    assert kafka_writes.writes_of(0, Random(1)) == 0
 
 
 def test_more_rungs_mean_fewer_writes() -> None:
@@ -263,14 +263,14 @@ def test_more_rungs_mean_fewer_writes() -> None:
 
 def test_an_aim_for_kafka_is_met_or_it_is_said_that_it_is_not() -> None:
     results = Results()
-    kafka_aims.add_ratios(
+    kafka_report.add_ratios(
         results,
         schedule={kafka_schedule.OURS: [40.0], kafka_schedule.COMPOSED: [10.0], kafka_schedule.RAW: [100.0]},
         dispatch={kafka_dispatch.OURS: [31.0], kafka_dispatch.TWO: [62.0], kafka_dispatch.RAW: [100.0]},
     )
     results.add("radix 4", "1000/s, seen by a consumer, p99", [101.0], "ms")
 
-    assert kafka_aims.table(results.measurements).splitlines()[2:] == [
+    assert kafka_report.aims_table(results.measurements).splitlines()[2:] == [
         "| rate: schedule / raw produce | >= 0.8 | 0.40 | 0.40 - 0.40 | times | **no** |",
         "| rate: dispatch, 1 process / raw transactional copy | >= 0.3 | 0.31 | 0.31 - 0.31 | times | yes |",
         "| 1000/s, seen by a consumer, p99 | <= 100 | 101 | 101 - 101 | ms | **no** |",

@@ -18,8 +18,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_delay_provider.cli.definition import get_delay_cli_commands
 from airflow_delay_provider.get_provider_info import get_provider_info
 from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
-from airflow_delay_provider.spark.history import HISTORY_KEY
-from airflow_delay_provider.spark.retrying import SparkRetries
+from airflow_delay_provider.spark.retries import HISTORY_KEY, SparkRetries
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)

@@ -1,1 +1,1 @@
-"""Kafka: a ladder of topics that dispatchers climb, exactly once."""
+"""Delayed messages in Kafka: a ladder of topics, and dispatchers that deliver exactly once."""

@@ -1,4 +1,4 @@
-"""Where Kafka is and how it is used, from the settings of a connection."""
+"""The settings of a Kafka connection."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
-from airflow_delay_provider.brokers.settings import read_number
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.parse import read_number
 
 DEFAULT_PORT = 9092
 DEFAULT_CONSUMER_GROUP = "airflow-delay"
 _TLS_FILES = {"ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
 _ADDRESS = re.compile(r"(?:[a-z_]+://)?(?:\[[0-9a-f:]+\]|[^\s:/]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
-#: What this package decides: with other values messages could be lost, doubled or reordered.
+#: Set by this package: with other values messages could be lost, duplicated or reordered.
 _OURS = {
     "acks",
     "auto.offset.reset",
@@ -36,22 +36,22 @@ _OURS = {
 class KafkaConfig:
     """The settings of one connection."""
 
-    #: What the client library is given, in its own words: addresses, TLS, SASL.
+    #: Settings of the client library: addresses, TLS, SASL.
     client: Mapping[str, Any] = field(default_factory=dict, repr=False)
     topology: Topology = field(default_factory=Topology)
-    #: Consumers of a channel are the group of this name with the channel's behind it.
+    #: The consumer group of a channel is this name, a dot and the channel.
     consumer_group: str = DEFAULT_CONSUMER_GROUP
-    #: How long the broker may take to confirm, and a dispatcher to answer.
+    #: How long the broker may take to confirm a message, and a dispatcher to answer a command.
     confirm_seconds: float = 30.0
 
     @property
     def name(self) -> str:
-        """What is said of this broker to people; no secrets."""
+        """The name of this broker in messages; no secrets."""
         return f"Kafka at {self.client.get('bootstrap.servers', 'nowhere')}"
 
     @property
     def user(self) -> str:
-        """Who the broker takes us for."""
+        """The user in messages."""
         return str(self.client.get("sasl.username") or "without a login")
 
     @classmethod
@@ -64,15 +64,15 @@ class KafkaConfig:
         login: str | None = None,
         password: str | None = None,
     ) -> KafkaConfig:
-        """Read what a connection gives; ``settings`` is its extra.
+        """Read a connection; ``settings`` is its extra.
 
-        Names with a dot are the client library's and passed on; those that decide over delivery are not taken from
-        there. Names without one are ours.
+        Names with a dot are passed to the client library, except those that this package sets itself. Names without a
+        dot are settings of this package.
         """
         client = {
             name: value
             for name, value in settings.items()
-            # A form stores nothing for a field that was left empty.
+            # A form stores empty text for an empty field.
             if "." in name and name not in _OURS and value not in (None, "")
         }
         if host:
@@ -83,7 +83,7 @@ class KafkaConfig:
             )
         if login:
             client |= {"sasl.username": login, "sasl.password": password or ""}
-            # Both are names of one setting, and the last one given would win.
+            # Both are names of one setting.
             if not client.keys() & {"sasl.mechanism", "sasl.mechanisms"}:
                 client["sasl.mechanism"] = "PLAIN"
             # A password is not sent in clear text unless that is asked for.

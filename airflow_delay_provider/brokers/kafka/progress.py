@@ -1,8 +1,8 @@
-"""Which records of one partition are done, although they end in any order; pure.
+"""Which records of one partition are done, although they end in any order. No I/O.
 
-Kafka remembers one offset of a partition and a note of up to 4095 characters with it. The offset is that of the first
-record that is not done, and the note names all others that were begun and are not done. Whoever goes on from there
-handles exactly what is not done: what lies between and is not named is done, or no record at all.
+Kafka stores one committed offset for each partition, and up to 4095 characters of metadata, the *note*. The offset is
+that of the first record that is not done, and the note contains all others that were begun and are not done. A consumer
+that continues from there processes exactly the records that are not done.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-#: With fewer open records than this, or a shorter way from the first to the last one, the note always fits.
+#: With fewer open records, or a shorter distance from the first to the last one, the note always fits.
 FEW_OPEN = 700
 SHORT_SPAN = 24_000
 _BITMAP, _STEPS = "b", "s"
-#: Stands between a note and the id of its topic, and in neither of them.
+#: Separates a note from the id of its topic.
 _ID = " "
 
 
 class Committed(Protocol):
-    """What Kafka remembers of a partition."""
+    """The committed offset of a partition."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class Progress:
     def __init__(self, offset: int, note: str = "") -> None:
         #: Begun and not done, in order.
         self.open: dict[int, None] = dict.fromkeys(_read(offset, note))
-        #: Nothing from here on was begun.
+        #: No record from here on was begun.
         self.next = _end(offset, note)
         #: The open ones, and some behind the first that are done, in order.
         self._begun = deque(self.open)
@@ -51,15 +51,15 @@ class Progress:
         return begun[0] if begun else self.next
 
     def has_room_for(self, offset: int) -> bool:
-        """Whether a record may be begun before another one ends; one that was begun before a crash has its room."""
+        """Whether a record may be begun before another one ends; one that was begun before a crash always may."""
         return offset < self.next or len(self.open) < FEW_OPEN or offset - self.low < SHORT_SPAN
 
     def is_crowded(self) -> bool:
-        """Whether half of the room is used: what can end without harm should."""
+        """Whether half of the note is used: records that can end without harm should."""
         return 2 * len(self.open) > FEW_OPEN and 2 * (self.next - self.low) > SHORT_SPAN
 
     def begin(self, offset: int) -> bool:
-        """Note that a record is in hand and return whether there is anything to do for it."""
+        """Begin a record and return whether it has to be processed."""
         if offset < self.next:
             return offset in self.open
         self.open[offset] = None
@@ -68,7 +68,7 @@ class Progress:
         return True
 
     def end(self, offset: int) -> None:
-        """Note that a record is done."""
+        """Mark a record as done."""
         del self.open[offset]
 
     def is_waiting(self, offset: int) -> bool:
@@ -76,12 +76,12 @@ class Progress:
         return offset >= self.next or offset in self.open
 
     def note(self) -> str:
-        """Return what must be remembered besides ``low``; nothing where every record begun is done."""
+        """Return what must be committed besides ``low``; empty if every record begun is done."""
         if not self.open:
             return ""
         low = self.low
         span = self.next - low
-        # The shorter one as a rule, and never a bitmap of a wide gap.
+        # Usually the shorter one, and never a bitmap of a wide gap.
         write = _bitmap if 8 * len(self.open) > span else _steps
         return f"{span}:{write(self.open, low)}"
 
@@ -93,24 +93,35 @@ def progress_of(
     ends: Mapping[tuple[str, int], int] | None = None,
     topic_id: str = "",
 ) -> Progress:
-    """Return the progress that a group has committed; where it has none, it begins with the first record there is.
+    """Return the progress that a group has committed; without one, it starts with the first record.
 
-    So it does where the topic is another one than that of the progress: it was deleted and created again.
+    So it does if the topic was deleted and created again since.
     """
     where = (committed.topic, committed.partition)
     if committed.offset < 0:
         return Progress(starts[where])
-    note, _, noted_id = (committed.metadata or "").partition(_ID)
+    note, noted_id = _read_note(committed)
     end = committed.offset if ends is None else ends[where]
     if (noted_id and topic_id and noted_id != topic_id) or (committed.offset > end and noted_id != topic_id):
         return Progress(starts[where])
-    # The end of a log that has lost records is before what was done.
+    # A log that has lost records ends before the progress.
     return Progress(committed.offset, note) if committed.offset <= end else Progress(end)
 
 
+def is_ahead_of(committed: Committed, end: int, *, topic_id: str) -> bool:
+    """Whether the progress is ahead of the log of the same topic: its leader is new and behind, or lost records."""
+    return committed.offset > end and bool(topic_id) and _read_note(committed)[1] == topic_id
+
+
 def note_of(progress: Progress, topic_id: str) -> str:
-    """Return what is committed beside the offset: the note, and the topic that it is about."""
+    """Return what is committed with the offset: the note, and the id of its topic."""
     return f"{progress.note()}{_ID}{topic_id}" if topic_id else progress.note()
+
+
+def _read_note(committed: Committed) -> tuple[str, str]:
+    """Return the two parts that ``note_of`` joins; either may be empty."""
+    note, _, topic_id = (committed.metadata or "").partition(_ID)
+    return note, topic_id
 
 
 def _bitmap(offsets: Iterable[int], low: int) -> str:
@@ -124,7 +135,7 @@ def _bitmap(offsets: Iterable[int], low: int) -> str:
 
 
 def _steps(offsets: Iterable[int], low: int) -> str:
-    """The distances from one to the next, seven bits a byte, the last byte of each marked."""
+    """Return the distances from one offset to the next, seven bits a byte, the last byte of each marked."""
     steps, before = bytearray(), low
     for offset in offsets:
         step, before = offset - before, offset

@@ -1,14 +1,14 @@
 """The ladder as Kafka topics: names and settings, computed and never looked up.
 
-All topics of a ladder have the same number of partitions. Partition N of all of them is one *lane*: a message stays in
-its lane from the inbox to its destination, so whoever is given partition N of one topic is given it of all, and orders,
-recalls and dispatches the messages of that lane alone::
+All topics of a ladder have the same number of partitions. A message stays in partition N from the inbox to its last
+rung, and a dispatcher that is assigned partition N of one topic is assigned it of all. So one dispatcher alone orders,
+recalls and dispatches the messages of a partition::
 
-    inbox ──> rung.65536000ms ──> rung.8000ms ──> ... ──> destination          what a message passes
-      control                                             commands for messages that wait
-      recalls                                             records that are passed over when their turn comes
-      journal                                             what happened
-      dead                                                what could not be delivered, with the reason
+    inbox ──> rung.65536000ms ──> rung.8000ms ──> ... ──> channel              the path of a message
+      control                                             commands for waiting messages
+      recalls                                             records to skip
+      journal                                             what happened to messages
+      dead                                                messages that could not be delivered, with the reason
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from zlib import crc32
 
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.ladder import Ladder
-from airflow_delay_provider.exceptions import ConfigurationError
 
 VERSION = "delay.v1"
-#: The shortest rest in a topic; what is due sooner is held in the dispatcher's memory.
+#: The shortest hold time of a rung; messages that are due sooner stay in the dispatcher's memory.
 TICK_MS = 2000
-#: The longest rests are about this long; a message that is due later rests there several times.
+#: The longest hold times are about this long; a message that is due later waits there several times.
 COVER_MS = 50 * 86_400_000
-#: What a topic of the ladder takes; channels have limits of their own.
+#: What a topic of the ladder accepts; channels have limits of their own.
 MAX_RECORD_BYTES = 16 * 1024 * 1024
+#: A larger message was compressed on its way in, and could not be written again.
+MAX_VALUE_BYTES = MAX_RECORD_BYTES - 500_000
 FOREVER = "-1"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,60}(\.[A-Za-z0-9_-]{1,60})*")
 _RUNG = re.compile(r"\.rung\.([0-9]+)ms$")
@@ -46,13 +48,13 @@ class Topic:
 class Topology:
     """All topics of one ladder."""
 
-    #: Ladders of different names stand side by side.
+    #: Ladders of different names are independent.
     name: str = ""
     #: How many dispatchers can share the work; fixed once the topics exist.
     partitions: int = 4
     #: None is the broker's default.
     replication_factor: int | None = None
-    #: Rests are digit x radix^level x 2 s: a greater radix means more topics and fewer rests.
+    #: Hold times are digit x radix^level x 2 s: a greater radix means more topics and fewer rungs for a message.
     radix: int = 4
     journal_retention_ms: int = 7 * 86_400_000
 
@@ -66,33 +68,33 @@ class Topology:
 
     @cached_property
     def ladder(self) -> Ladder:
-        """The holds."""
+        """The hold times of the rungs."""
         return Ladder.of_digits(tick_ms=TICK_MS, radix=self.radix, cover_ms=COVER_MS, longest_hold_ms=4 * COVER_MS)
 
-    def lane_of(self, key: str | None, message_id: str) -> int:
-        """Return the partition of a message; those of one key share it, so that their order can be kept."""
+    def partition_of(self, key: str | None, message_id: str) -> int:
+        """Return the partition of a message; messages of one key share it, which keeps their order."""
         return crc32((message_id if key is None else key).encode()) % self.partitions
 
     # -- names ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def prefix(self) -> str:
-        """What all names of this ladder begin with."""
+        """The beginning of all topic names of this ladder."""
         return f"{VERSION}.{self.name}" if self.name else VERSION
 
     @cached_property
     def inbox(self) -> str:
-        """Where messages are scheduled, by whoever can write to Kafka."""
+        """The topic to which any program writes to schedule a message."""
         return f"{self.prefix}.inbox"
 
     @cached_property
     def control(self) -> str:
-        """Commands for messages that wait."""
+        """Commands for waiting messages."""
         return f"{self.prefix}.control"
 
     @cached_property
     def recalls(self) -> str:
-        """Places of records that must be passed over, until they are."""
+        """Positions of records to skip, until they are skipped."""
         return f"{self.prefix}.recalls"
 
     @cached_property
@@ -111,18 +113,18 @@ class Topology:
         return f"{self.prefix}.dispatch"
 
     def rung(self, hold_ms: int) -> str:
-        """Return the topic in which messages rest for ``hold_ms``."""
+        """Return the topic in which messages wait for ``hold_ms``."""
         return f"{self.prefix}.rung.{hold_ms}ms"
 
     def hold_of(self, topic: str) -> int | None:
-        """Return how long messages rest in a topic; None for a topic that is no rung of this ladder."""
+        """Return how long messages wait in a topic; None if it is not a rung of this ladder."""
         found = _RUNG.search(topic)
         return int(found[1]) if found and topic == self.rung(int(found[1])) else None
 
     # -- what must exist -----------------------------------------------------------------------------------------
 
     def topics(self) -> Iterator[Topic]:
-        """Return all topics. Nothing in which a message waits may forget it by age or size."""
+        """Return all topics. One in which messages wait must not delete them by age or size."""
         for name in (self.inbox, self.control, self.dead):
             yield Topic(name=name, settings=_keeping())
         yield Topic(
@@ -134,7 +136,7 @@ class Topology:
             settings=_keeping() | {"retention.ms": str(self.journal_retention_ms)},
         )
         for hold_ms in self.ladder.holds_ms:
-            # Only closed segments can be removed behind the last message that has left.
+            # Only closed segments can be deleted after their messages have left.
             segment_ms = max(600_000, hold_ms // 8)
             yield Topic(
                 name=self.rung(hold_ms),
@@ -147,7 +149,7 @@ def _keeping() -> dict[str, str]:
         "cleanup.policy": "delete",
         "retention.ms": FOREVER,
         "retention.bytes": FOREVER,
-        # Independent of the clocks of those who write: one that runs ahead would hold up the records behind it.
+        # Independent of the writers' clocks: a timestamp in the future would block the records behind it.
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(MAX_RECORD_BYTES),
     }

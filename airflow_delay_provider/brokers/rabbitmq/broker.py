@@ -1,4 +1,4 @@
-"""RabbitMQ behind the port: the broker holds the wait and dispatches by itself."""
+"""RabbitMQ behind the port: it holds messages and dispatches them by itself."""
 
 from __future__ import annotations
 
@@ -6,37 +6,32 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from pika import BasicProperties
 
-from airflow_delay_provider.brokers.base import (
+from airflow_delay_provider.brokers.broker_held import BrokerHeld, HeldDeliveries, require_dead_letter_channel
+from airflow_delay_provider.brokers.consumer import SharedConsumer
+from airflow_delay_provider.brokers.port import (
     DEFAULT_VISIBILITY,
-    Broker,
-    Finding,
+    HasTopology,
     KeepsUndelivered,
     Outcome,
-    Provisioned,
     Receipt,
+    TopologyIssue,
 )
-from airflow_delay_provider.brokers.dead_letters import replay_from, require_channel_of
-from airflow_delay_provider.brokers.rabbitmq import declaring, removal, wire
+from airflow_delay_provider.brokers.rabbitmq import admin, wire
+from airflow_delay_provider.brokers.rabbitmq.client import RabbitMQClient
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.brokers.rabbitmq.inspecting import verify
 from airflow_delay_provider.brokers.rabbitmq.journal import JournalReader
-from airflow_delay_provider.brokers.rabbitmq.link import Link
-from airflow_delay_provider.brokers.rabbitmq.management import wake_queues
-from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages
-from airflow_delay_provider.brokers.rabbitmq.relays import Relays, count_held
+from airflow_delay_provider.brokers.rabbitmq.management import DispatchCheck, count_in_relays, wake_queues
+from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages, count_parked
 from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
-from airflow_delay_provider.brokers.shared_consumer import SharedConsumer
-from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms, from_ms
-from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
-from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
-from airflow_delay_provider.exceptions import (
+from airflow_delay_provider.brokers.rabbitmq.verify import verify
+from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
+from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters
+from airflow_delay_provider.domain.exceptions import (
     BrokerError,
     ConfigurationError,
     InvalidMessageError,
@@ -44,30 +39,29 @@ from airflow_delay_provider.exceptions import (
     TooFarError,
     UnknownChannelError,
 )
+from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.message import Delivery, Message
+from airflow_delay_provider.domain.schedule import Limits
 
 log = logging.getLogger(__name__)
 
-REPLAY_AT_ONCE = 500
 
+class RabbitMQBroker(BrokerHeld, HasTopology, KeepsUndelivered):
+    """Delivers at least once from ``schedule`` to the channel, without a process of this package in between.
 
-class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
-    """At least once from ``schedule`` to the channel, with no process of ours in between.
-
-    A message that is confirmed lies in a durable queue, and each queue lets go of it only when the next one has it
-    (quorum). Twice can happen when the broker dies in between, or when a caller publishes unconfirmed ids again; the id
-    is the same then. The broker does not know ids, so ``on_conflict`` cannot be kept here: ``fail`` and ``replace`` are
-    refused, and the same id again is another message.
+    A confirmed message is in a quorum queue, and each queue removes it only after the next one has it. A message is
+    delivered twice, with the same id, when the broker dies in between or a caller publishes unconfirmed ids again.
+    RabbitMQ does not know ids: ``on_conflict`` can only be ``keep``, and the same id again is another message.
     """
 
-    knows_ids = False
+    product = "RabbitMQ"
     can_recall = False
 
     def __init__(self, config: RabbitMQConfig, *, limits: Limits | None = None, clock: Clock | None = None) -> None:
         super().__init__(limits=limits, clock=clock)
         self.config = config
         self.topology = config.topology
-        self._link = Link(config)
-        self._journal = JournalReader(self._link.session_with_ladder, self.clock, Relays(config))
+        self._client = RabbitMQClient(config)
 
     # -- scheduling ----------------------------------------------------------------------------------------------
 
@@ -81,18 +75,12 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
         if delay_ms > longest_ms:
             raise TooFarError(
                 "deliver_at",
-                f"{deliver_at.isoformat()} is more than {timedelta(milliseconds=longest_ms)} ahead, the longest"
-                f" that a ladder with a tick of {self.topology.tick_ms} ms holds",
+                f"{deliver_at.isoformat()} is more than {timedelta(milliseconds=longest_ms)} ahead, the longest delay"
+                f" of a ladder with a tick of {self.topology.tick_ms} ms",
                 'choose an earlier time, a longer tick of the connection, or hold="ledger"',
             )
 
-    def _schedule(self, messages: Sequence[Message], on_conflict: OnConflict) -> list[Receipt]:
-        if on_conflict is not OnConflict.KEEP:
-            raise InvalidMessageError(
-                "on_conflict",
-                f"RabbitMQ cannot tell whether an id is taken, so {on_conflict.value!r} cannot be kept",
-                'use on_conflict="keep", or hold="ledger" for this message or connection',
-            )
+    def _publish_scheduled(self, messages: Sequence[Message]) -> list[Receipt]:
         now_ms = floor_ms(self.clock.now())
         self._publish(messages)
         return [
@@ -111,7 +99,7 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
 
     def check_channels(self, channels: Iterable[str]) -> None:
         for channel in dict.fromkeys(channels):
-            self._link.bind(self.topology.require_fitting(channel))
+            self._client.bind(self.topology.require_fitting(channel))
 
     def _publish(
         self,
@@ -122,9 +110,9 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
         change: Change | None = None,
         reason: str | None = None,
     ) -> None:
-        """Publish to the channel given or to each message's own; after the delay given or at each message's due time.
+        """Publish to this channel or each message's own, after this delay or at each message's due time.
 
-        The delay is counted from the moment a message leaves, so that a long batch makes nothing late.
+        The delay is counted from the moment a message is sent, so that a large batch makes no message late.
         """
         if not messages:
             return
@@ -134,10 +122,10 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
             now = clock.now()
             delay = _delay_ms(message.deliver_at, now) if delay_ms is None else delay_ms
             exchange, key = route(channel or message.channel, delay)
-            return exchange, key, wire.write_properties(message, now=now, change=change, reason=reason)
+            return exchange, key, wire.encode_properties(message, now=now, change=change, reason=reason)
 
         try:
-            publisher = self._link.publisher()
+            publisher = self._client.publisher()
             self.check_channels([channel] if channel is not None else (message.channel for message in messages))
         except BrokerError as error:
             error.unconfirmed = tuple(message.id for message in messages)
@@ -159,8 +147,8 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
         if message_ids:
             raise NoRecallError(
                 message_ids[0],
-                f"is held by RabbitMQ itself and cannot be {what}: a queue gives nothing back; schedule messages that"
-                ' may have to be called back with hold="ledger", on the operator or in the connection\'s extra',
+                f"is held by RabbitMQ itself and cannot be {what}, because a queue gives nothing back; schedule"
+                ' messages that may change with hold="ledger", on the operator or in the connection\'s extra',
             )
 
     # -- consuming -----------------------------------------------------------------------------------------------
@@ -173,139 +161,115 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
         visibility: timedelta = DEFAULT_VISIBILITY,
         wait: timedelta = timedelta(0),
     ) -> list[Delivery]:
-        # RabbitMQ hands out again what is unsettled when its consumer's connection ends, not after a time.
+        # RabbitMQ redelivers unsettled messages when the connection ends, not after a time.
         del visibility
-        return self._link.receiver().receive(_queue_of(channel), limit, self.clock.now(), wait=wait.total_seconds())
+        return self._client.receiver().receive(_queue_of(channel), limit, self.clock.now(), wait=wait.total_seconds())
 
     def peek(self, channel: str, *, limit: int = 1) -> list[Message]:
-        return self._link.receiver().peek(_queue_of(channel), limit, self.clock.now())
+        return self._client.receiver().peek(_queue_of(channel), limit, self.clock.now())
 
     def open_shared_consumer(self, *, on_change: Callable[[], None]) -> SharedConsumer:
-        return RabbitMQSharedConsumer(self._link, self.clock, on_change=on_change)
+        return RabbitMQSharedConsumer(self._client, self.clock, on_change=on_change)
 
     def counts_returns(self) -> bool:
-        return self._link.session().counts_returns
+        return self._client.connection().counts_returns
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
-        receiver = self._link.receiver()
+        receiver = self._client.receiver()
         for delivery in deliveries:
             receiver.ack(delivery)
 
     def release(self, deliveries: Sequence[Delivery], *, delay: timedelta = timedelta(0)) -> None:
         if delay <= timedelta(0):
-            self._link.receiver().give_back(deliveries)
+            self._client.receiver().give_back(deliveries)
             return
         for delivery in deliveries:
-            self._repost(delivery, delivery.message, delay, Change.REQUEUED, "given back unhandled")
+            self._repost(delivery, delivery.message, delay, Change.REQUEUED, "released unhandled")
 
-    def requeue(self, delivery: Delivery, delay: timedelta, *, reason: str | None = None) -> None:
-        now = self.clock.now()
-        deliver_at = now + delay if delay > timedelta(0) else from_ms(floor_ms(now))
-        if self._link.receiver().is_dead_letter(delivery):
-            message = delivery.message.replayed(deliver_at)
-        else:
-            message = delivery.message.requeued(deliver_at)
-        self._repost(delivery, message, delay, Change.REQUEUED, reason)
+    def _held_deliveries(self) -> HeldDeliveries:
+        return self._client.receiver()
 
-    def dead_letter(self, delivery: Delivery, *, channel: str, reason: str) -> None:
-        try:
-            self.check_channels([channel])
-        except UnknownChannelError:
-            if is_exchange(channel):
-                raise
-            # Nobody should have to prepare for failures: otherwise a poison message comes again and again.
-            declaring.declare_queue(self._link.session_with_ladder(), channel)
-        self._repost(delivery, delivery.message, timedelta(0), Change.DEAD_LETTERED, reason, channel=channel)
+    def _create_channel(self, channel: str, missing: UnknownChannelError) -> None:
+        if is_exchange(channel):
+            raise missing
+        admin.declare_queue(self._client.connection_with_ladder(), channel)
 
-    def _repost(
-        self,
-        delivery: Delivery,
-        message: Message,
-        delay: timedelta,
-        change: Change,
-        reason: str | None,
-        *,
-        channel: str | None = None,
+    def _publish_again(
+        self, message: Message, delay: timedelta, change: Change, reason: str | None, *, channel: str | None
     ) -> None:
-        """Publish again and acknowledge after that is confirmed: a crash in between repeats, and loses nothing."""
-        receiver = self._link.receiver()
-        receiver.require_held(delivery)
         delay_ms = max(0, -(-delay // timedelta(milliseconds=1)))
         self._require_reachable(message.deliver_at, delay_ms)
         self._publish([message], channel=channel, delay_ms=delay_ms, change=change, reason=reason)
-        receiver.ack(delivery)
 
     # -- replay --------------------------------------------------------------------------------------------------
 
     def count_dead(self, selection: DeadLetters) -> DeadCount:
-        queue = _queue_of(require_channel_of(selection, "RabbitMQ"))
+        queue = _queue_of(require_dead_letter_channel(selection, self.product))
         try:
-            waiting = declaring.message_count(self._link.session(), queue)
+            waiting = admin.message_count(self._client.connection(), queue)
         except UnknownChannelError:
             return DeadCount(count=0)
-        # To look at messages would be to hand them out, which counts.
+        # A look at the messages would count as a delivery.
         return DeadCount(count=waiting, is_exact=selection.is_whole_channel or not waiting)
 
-    def replay(self, selection: DeadLetters) -> Replayed:
-        return replay_from(self, selection, [require_channel_of(selection, "RabbitMQ")])
+    def _dead_letter_channels(self, selection: DeadLetters) -> list[str]:
+        return [require_dead_letter_channel(selection, self.product)]
 
     # -- journal -------------------------------------------------------------------------------------------------
 
     def journal_end(self) -> str:
-        return self._require_journal().end()
+        return self._journal.end()
 
     def read_journal(self, *, after: str, limit: int = 1000) -> list[JournalEntry]:
-        return self._require_journal().read(after, limit)
+        return self._journal.read(after, limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
-        return self._require_journal().find(message_ids, since) if message_ids else {}
+        return self._journal.find(message_ids, since) if message_ids else {}
 
-    def _require_journal(self) -> JournalReader:
+    @cached_property
+    def _journal(self) -> JournalReader:
         if not self.topology.journal:
             raise ConfigurationError(
-                "journal: is off for this connection, so nobody can tell what was dispatched; set journal to true"
+                "journal: is off for this connection, so it is unknown what was dispatched; set journal to true"
             )
-        return self._journal
+        return JournalReader(self._client.connection_with_ladder, self.clock, DispatchCheck(self.config))
 
     # -- the ladder ----------------------------------------------------------------------------------------------
 
     def create_topology(self, channels: Sequence[str] = ()) -> str:
-        declaring.declare(self._link.session(), self.topology)
-        self._link.forget_ladder()
+        admin.declare_ladder(self._client.connection(), self.topology)
+        self._client.forget_ladder()
         self.check_channels(channels)
         wake_queues(self.config)
         return self.topology.prefix
 
-    def verify_topology(self) -> list[Finding]:
-        return list(verify(self._link.session(), self.topology))
+    def verify_topology(self) -> list[TopologyIssue]:
+        return list(verify(self._client.connection(), self.topology))
 
     def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
-        self._link.forget_ladder()
-        removal.delete(self._link.session(), self.topology, even_if_messages_wait=even_if_messages_wait)
+        self._client.forget_ladder()
+        admin.delete_ladder(self._client.connection(), self.topology, even_if_messages_wait=even_if_messages_wait)
         return self.topology.prefix
 
-    # -- what channels do not take -------------------------------------------------------------------------------
+    # -- refused and parked messages -----------------------------------------------------------------------------
 
     def count_refused(self) -> Mapping[str, int] | None:
-        return count_held(self.config) if self.config.management_url is not None else None
+        return count_in_relays(self.config) if self.config.management_url is not None else None
 
     def count_parked(self) -> int:
-        try:
-            return declaring.message_count(self._link.session(), self.topology.unroutable)
-        except UnknownChannelError:
-            return 0
+        return count_parked(self._client.connection())
 
     def count_parked_by_channel(self) -> Mapping[str, int]:
-        with ParkedMessages(self._link.session()) as parked:
-            return Counter(message.channel for message in parked.take_all(self.clock))
+        with ParkedMessages(self._client.connection()) as parked:
+            return Counter(message.channel for batch in parked.batches(self.clock) for message in batch.values())
 
     def replay_parked(self, channels: Sequence[str] = ()) -> Mapping[str, int]:
         sent: Counter[str] = Counter()
-        with ParkedMessages(self._link.session()) as parked:
-            while batch := parked.take(REPLAY_AT_ONCE, self.clock):
-                wanted = {each: message for each, message in batch.items() if self._can_replay(message, channels)}
-                # After a tick, so that they take the way of all others: the journal tells of it, and what a channel
-                # refuses waits in its relay.
+        with ParkedMessages(self._client.connection()) as parked:
+            for batch in parked.batches(self.clock):
+                wanted = {tag: message for tag, message in batch.items() if self._can_replay(message, channels)}
+                # With a delay of one tick they pass the ladder like all others: the journal records the dispatch, and
+                # refused messages stay in the relay.
                 self._publish(list(wanted.values()), delay_ms=1, change=Change.REQUEUED, reason="was parked")
                 parked.ack(wanted)
                 sent.update(message.channel for message in wanted.values())
@@ -322,28 +286,28 @@ class RabbitMQBroker(Broker, Provisioned, KeepsUndelivered):
             return False
         return message.channel != self.topology.unroutable
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- connection ----------------------------------------------------------------------------------------------
 
     def _settings(self) -> object:
         return self.config
 
     def check(self) -> str:
-        session = self._link.session()
+        connection = self._client.connection()
         state = {
             True: "is ready",
             False: "is created with the first message",
-            None: f"cannot be seen by user {self.config.login!r}, who has no permission on it, see docs/rabbitmq.md",
-        }[declaring.is_declared(session, self.topology)]
-        return f"{self.config.name}: {session.server} answers; the ladder {self.topology.prefix} {state}"
+            None: f"is not visible to user {self.config.login!r}, who has no permission on it, see docs/rabbitmq.md",
+        }[admin.is_declared(connection, self.topology)]
+        return f"{self.config.name}: {connection.server} answers; the ladder {self.topology.prefix} {state}"
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
 def _delay_ms(deliver_at: datetime, now: datetime) -> int:
-    """Return the delay in whole milliseconds, up to one too short, which each rest makes good (``GUARD_MS``).
+    """Return the delay in whole milliseconds, up to one too short, which ``EXTRA_HOLD_MS`` makes good.
 
-    Rounded up instead, a second from now would be a millisecond more than a second, and so a tick more.
+    Rounded up, a second from now would be a millisecond more than a second, and so a tick more.
     """
     return max(1, ceil_ms(deliver_at) - ceil_ms(now)) if deliver_at > now else 0
 
@@ -351,6 +315,6 @@ def _delay_ms(deliver_at: datetime, now: datetime) -> int:
 def _queue_of(channel: str) -> str:
     if is_exchange(channel):
         raise UnknownChannelError(
-            "channel", f"{channel!r} is an exchange, from which nothing can be consumed", "name a queue bound to it"
+            "channel", f"{channel!r} is an exchange and cannot be consumed", "name a queue bound to it"
         )
     return channel

@@ -1,4 +1,4 @@
-"""Where RabbitMQ is and how it is used, from the settings of a connection."""
+"""The settings of a RabbitMQ connection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pika
 
 from airflow_delay_provider.brokers.rabbitmq.topology import Topology
-from airflow_delay_provider.brokers.settings import read_flag, read_number
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.parse import read_flag, read_number
 
 #: AMQP has two bytes for it.
 MAX_HEARTBEAT_SECONDS = 65_535
@@ -21,26 +21,26 @@ _MAX_AGE = re.compile(r"[1-9][0-9]*[YMDhms]")
 
 @dataclass(frozen=True, kw_only=True)
 class TlsConfig:
-    """How the server is checked, and the certificate that is shown to it."""
+    """How the server is verified, and the client certificate."""
 
-    #: Trusted certificates; None is what this machine trusts.
+    #: Trusted certificates; None is the machine's own.
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    #: The name in the server's certificate, where it is not the host's.
+    #: The name in the server's certificate, if it is not the host's.
     server_name: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the settings for the socket; servers are always verified."""
+        """Return the TLS context; servers are always verified."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.cert_file:
-                # An empty password: nobody is there to be asked for the one of an encrypted key.
+                # With an empty password the library does not ask for the one of an encrypted key.
                 context.load_cert_chain(self.cert_file, self.key_file, password="")
         except (OSError, TypeError) as error:
             raise ConfigurationError(
-                f"ca_file, cert_file, key_file: cannot be used ({error}); name files in PEM form that this user can"
-                " read, the key without a password"
+                f"ca_file, cert_file, key_file: cannot be used ({error}); name readable PEM files, and a key without a"
+                " password"
             ) from error
         return context
 
@@ -49,7 +49,7 @@ class TlsConfig:
 class RabbitMQConfig:
     """The settings of one connection."""
 
-    #: Tried in turn.
+    #: Tried in this order.
     hosts: tuple[tuple[str, int], ...] = (("localhost", 5672),)
     vhost: str = "/"
     login: str = "guest"
@@ -58,15 +58,15 @@ class RabbitMQConfig:
     heartbeat_seconds: int = 60
     #: For one attempt to reach one host.
     connect_seconds: float = 10.0
-    #: How long a broker may leave publishes unconfirmed, or hold the connection because memory or disk run out.
+    #: How long a broker may confirm nothing, or block the connection because it runs out of memory or disk.
     confirm_seconds: float = 60.0
     topology: Topology = field(default_factory=Topology)
-    #: Where policies can be looked at, such as ``http://user:password@host:15672``.
+    #: The management API, such as ``http://user:password@host:15672``.
     management_url: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
-        """What is said of this broker to people; no secrets."""
+        """The broker as error messages name it, without secrets."""
         where = ", ".join(f"{host}:{port}" for host, port in self.hosts)
         return f"RabbitMQ at {where}, vhost {self.vhost!r}"
 
@@ -81,7 +81,7 @@ class RabbitMQConfig:
         login: str | None = None,
         password: str | None = None,
     ) -> RabbitMQConfig:
-        """Read what a connection gives; ``settings`` is its extra."""
+        """Read the fields of a connection; ``settings`` is its extra."""
         tls = _read_tls(settings)
         given: dict[str, Any] = {}
         if (heartbeat := read_number(settings, "heartbeat", most=MAX_HEARTBEAT_SECONDS)) is not None:
@@ -101,7 +101,7 @@ class RabbitMQConfig:
         )
 
     def parameters(self) -> list[pika.ConnectionParameters]:
-        """Return what the client library needs for each host."""
+        """Return the client library's parameters for each host."""
         context = self.tls.context() if self.tls else None
         return [
             pika.ConnectionParameters(
@@ -132,7 +132,7 @@ def _read_hosts(host: str | None, port: int) -> tuple[tuple[str, int], ...]:
 
 def _read_tls(settings: Mapping[str, Any]) -> TlsConfig | None:
     files = {name: settings.get(name) or None for name in ("ca_file", "cert_file", "key_file", "server_name")}
-    # A form that says no because nobody has touched its switch must not send a password in clear text.
+    # An untouched switch of the form says no; that must not send a password in clear text.
     return TlsConfig(**files) if read_flag(settings, "ssl", default=False) or any(files.values()) else None
 
 

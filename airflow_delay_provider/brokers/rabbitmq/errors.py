@@ -1,4 +1,4 @@
-"""What the client library and the broker report, said in sentences of this package."""
+"""Errors of the client library and the broker, translated to errors of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pika import exceptions as pika_errors
 
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.exceptions import BrokerError, ChannelError, DelayError, PayloadError, Reach
+from airflow_delay_provider.domain.exceptions import BrokerError, ChannelError, DelayError, PayloadError, Reach
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
 #: The broker's words for a message above its max_message_size.
@@ -20,38 +20,38 @@ class PermissionDeniedError(BrokerError):
 
 
 def reply_code(error: BaseException) -> int | None:
-    """Return the code with which the broker closed a channel or connection, where it said one."""
-    code: int | None = getattr(error, "reply_code", None)
+    """Return the code with which the broker closed a channel; ``error`` may be translated already."""
+    cause = error.__cause__ if isinstance(error, DelayError) else error
+    code: int | None = cause.reply_code if isinstance(cause, pika_errors.ChannelClosed) else None
     return code
 
 
 def translate(error: BaseException, config: RabbitMQConfig) -> DelayError:
-    """Return the error of this package for one of the client library; secrets are in neither."""
+    """Return the error of this package for one of the client library; neither contains secrets."""
     if isinstance(error, DelayError):
         return error
     text = str(getattr(error, "reply_text", "") or error) or type(error).__name__
     match reply_code(error):
-        case 403 if isinstance(error, pika_errors.ChannelClosed):
+        case 403:
             return PermissionDeniedError(
                 f"{config.name}: user {config.login!r} lacks a permission ({text}); grant it, see docs/rabbitmq.md",
                 reach=Reach.CHANNEL,
             )
-        case 406 if isinstance(error, pika_errors.ChannelClosed) and _TOO_LARGE in text:
+        case 406 if _TOO_LARGE in text:
             return PayloadError(
                 "payload",
                 f"{config.name} refuses it ({text})",
                 "send a reference to the data, or raise max_message_size of the broker",
             )
-        case 404 if isinstance(error, pika_errors.ChannelClosed):
+        case 404:
             return BrokerError(
                 f"{config.name}: a part of the ladder or a queue is missing ({text});"
                 " create it with `airflow delay topology create`",
                 reach=Reach.CHANNEL,
             )
-        case 406 if isinstance(error, pika_errors.ChannelClosed):
+        case 406:
             return ChannelError(
-                f"{config.name}: an object exists with other arguments ({text});"
-                " look with `airflow delay topology verify`"
+                f"{config.name}: an object exists with other arguments ({text}); run `airflow delay topology verify`"
             )
     for cause in _causes(error):
         match cause:
@@ -77,20 +77,23 @@ def translate(error: BaseException, config: RabbitMQConfig) -> DelayError:
                 )
             case pika_errors.ConnectionBlockedTimeout():
                 return BrokerError(
-                    f"{config.name}: accepts no messages because memory or disk run out; free some, then try again"
+                    f"{config.name}: accepts no messages because it runs out of memory or disk; free some, then try"
+                    " again"
                 )
             case pika_errors.IncompatibleProtocolError() if config.tls is not None:
                 return BrokerError(
-                    f"{config.name}: ended the connection behind TLS; if it wants a certificate of its clients, correct"
-                    " cert_file and key_file of the connection, else the port"
+                    f"{config.name}: closed the connection after TLS was set up; if it requires a client certificate,"
+                    " correct cert_file and key_file of the connection, otherwise the port"
                 )
             case pika_errors.IncompatibleProtocolError():
                 return BrokerError(
-                    f"{config.name}: ended the connection at once; it may be starting, or not speak AMQP 0-9-1 here:"
-                    " correct port or ssl then"
+                    f"{config.name}: closed the connection at once; either it is starting, or this port does not speak"
+                    " AMQP 0-9-1: correct port or ssl of the connection"
                 )
     reason = _reason(error) or text
-    return BrokerError(f"{config.name}: cannot be reached or was lost ({reason}); check host, port and that it runs")
+    return BrokerError(
+        f"{config.name}: cannot be reached or was lost ({reason}); check that it runs, and host and port"
+    )
 
 
 def _no_vhost(config: RabbitMQConfig) -> BrokerError:
@@ -102,7 +105,7 @@ def _no_vhost(config: RabbitMQConfig) -> BrokerError:
 
 
 def _is_guess(error: BaseException) -> bool:
-    """Whether the library only thinks so: the connection ended at that step, and the broker gave no reason."""
+    """Whether the library only assumes it: the connection ended at that step, and the broker gave no reason."""
     return pika_errors.StreamLostError.__name__ in str(error)
 
 
@@ -111,7 +114,7 @@ def _tls_reason(error: ssl.SSLError) -> str:
 
 
 def _reason(error: BaseException) -> str | None:
-    """What the system said in the end, without the library's words around it."""
+    """Return what the operating system said, without the library's words around it."""
     for cause in reversed(list(_causes(error))):
         if isinstance(cause, TimeoutError | pika_errors.ConnectionOpenAborted):
             return "no answer in time"
@@ -121,7 +124,7 @@ def _reason(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and everything inside it: the library puts causes into the arguments."""
+    """Return the error and everything inside it: the library puts causes into the arguments."""
     yield error
     for inner in (*getattr(error, "args", ()), getattr(error, "exception", None), *getattr(error, "exceptions", ())):
         if isinstance(inner, BaseException):

@@ -1,4 +1,4 @@
-"""How a message is written as an AMQP message and read back."""
+"""Encoding a message as an AMQP message, and decoding it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uuid import uuid4
 from pika import BasicProperties
 
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms, from_ms
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import CHANNEL_FORM, MAX_ID_LENGTH, Message, Origin
 from airflow_delay_provider.domain.schedule import MAX_PRIORITY
-from airflow_delay_provider.exceptions import InvalidMessageError
 
 DELIVER_AT = "delay-deliver-at"
 SCHEDULED_AT = "delay-scheduled-at"
@@ -23,13 +23,12 @@ HANDLED_COUNT = "delay-handled-count"
 CHANNEL = "delay-channel"
 KEY = "delay-key"
 ORIGIN = "delay-origin"
-#: What a publish means where it is not a schedule: a requeue or a dead letter.
+#: Set when a publish is not a schedule but a requeue or a dead letter.
 CHANGE = "delay-change"
 REASON = "delay-reason"
 
-#: What the broker or a plugin of it writes or obeys, in any version. ``x-death`` must never travel into the ladder
-#: again: a message that has been in a queue before and comes back by expiry alone is taken for a cycle and dropped
-#: without a word.
+#: Headers that the broker or one of its plugins writes or obeys, in any version. ``x-death`` must never enter the
+#: ladder again: the broker takes a message that returns to a queue by expiry alone for a cycle and drops it silently.
 _BROKERS_OWN = {
     "x-death",
     "x-delivery-count",
@@ -48,8 +47,8 @@ _PERSISTENT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wired:
-    """A message that was read from a queue."""
+class DecodedMessage:
+    """A message as it was published: with the time, and why if it was a requeue or a dead letter."""
 
     message: Message
     scheduled_at: datetime | None
@@ -58,13 +57,13 @@ class Wired:
 
 
 def check_message(message: Message) -> None:
-    """Refuse what AMQP cannot carry."""
+    """Refuse a message that AMQP cannot carry."""
     if len(message.id.encode()) > MAX_ID_LENGTH:
         raise InvalidMessageError("message_id", f"{message.id!r} is more than 255 bytes long", "use a shorter id")
     if len(message.content_type.encode()) > MAX_ID_LENGTH:
         raise InvalidMessageError("content_type", "is more than 255 bytes long", "use a shorter one")
     if not 0 <= message.priority <= MAX_PRIORITY:
-        raise InvalidMessageError("priority", f"{message.priority} is not one of AMQP", f"use 0 to {MAX_PRIORITY}")
+        raise InvalidMessageError("priority", f"{message.priority} is not an AMQP priority", f"use 0 to {MAX_PRIORITY}")
     size = len((message.key or "").encode())
     for name, value in message.headers.items():
         if _is_reserved(name):
@@ -78,17 +77,17 @@ def check_message(message: Message) -> None:
         )
 
 
-def write_properties(
+def encode_properties(
     message: Message, *, now: datetime, change: Change | None = None, reason: str | None = None
 ) -> BasicProperties:
-    """Return the properties of a message that is published now; its payload is the body as it is."""
+    """Return the AMQP properties of a message that is published now; its payload is the body."""
     headers: dict[str, Any] = {
         **message.headers,
         DELIVER_AT: ceil_ms(message.deliver_at),
         SCHEDULED_AT: floor_ms(now),
         CHANNEL: message.channel,
     }
-    # What is nothing is left out: the client library spends most of its time on writing properties.
+    # Absent values are left out: the client library spends most of its time on writing properties.
     if message.handled_count:
         headers[HANDLED_COUNT] = message.handled_count
     if message.key is not None:
@@ -108,8 +107,8 @@ def write_properties(
     )
 
 
-def read_message(properties: BasicProperties, body: bytes, *, queue: str, now: datetime) -> Wired:
-    """Return the message; what others wrote to the queue is read as far as it says anything."""
+def decode_message(properties: BasicProperties, body: bytes, *, queue: str, now: datetime) -> DecodedMessage:
+    """Return the message; messages of other programs are decoded as far as possible."""
     headers: Mapping[str, Any] = {_decoded(name): value for name, value in (properties.headers or {}).items()}
     deliver_at = _moment(headers.get(DELIVER_AT))
     channel = headers.get(CHANNEL)
@@ -132,7 +131,7 @@ def read_message(properties: BasicProperties, body: bytes, *, queue: str, now: d
         origin=_origin(headers.get(ORIGIN)),
     )
     change = headers.get(CHANGE)
-    return Wired(
+    return DecodedMessage(
         message=message,
         scheduled_at=_moment(headers.get(SCHEDULED_AT)),
         change=Change(change) if change in (Change.REQUEUED, Change.DEAD_LETTERED) else None,
@@ -152,7 +151,7 @@ def _text(value: Any) -> str | None:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Return text; the client library leaves bytes that are not UTF-8 as they are."""
+    """Return text; the client library does not decode bytes that are not UTF-8."""
     return text.decode(errors="backslashreplace") if isinstance(text, bytes) else text
 
 
@@ -165,9 +164,9 @@ def _is_reserved(header: str) -> bool:
 
 
 def _is_annotation(header: str, value: Any) -> bool:
-    """Whether the broker has added a header to a message of ours: all that users write is text.
+    """Whether the broker has added a header to one of our messages: headers of users are text.
 
-    From 4.0 on a broker shows what it notes about a message as a header, counts for example, all by ``x-``.
+    From 4.0 on the broker adds headers that begin with ``x-``, counts for example.
     """
     return header.startswith("x-") and not isinstance(value, str | bytes)
 

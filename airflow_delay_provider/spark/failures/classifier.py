@@ -1,7 +1,7 @@
-"""From evidence to a verdict.
+"""Classify a failure from its evidence.
 
-What ended the application decides, not what it survived: the last traceback or uncaught exception first, in it the
-root of the causes before what wraps it. Only where that says nothing, earlier failures are asked, latest first.
+The failure that ended the application decides, not those it survived: the last traceback or uncaught exception first,
+and in it the root cause before the exceptions that wrap it. Earlier failures count only if that one is uninformative.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from airflow_delay_provider.spark.failures.anatomy import Failure, failures, last_failure_first
 from airflow_delay_provider.spark.failures.evidence import Evidence
-from airflow_delay_provider.spark.failures.rule import Rule, Where
-from airflow_delay_provider.spark.failures.rules import Rules
-from airflow_delay_provider.spark.failures.signs import names_exception
-from airflow_delay_provider.spark.failures.text import cut, shown, unfolded, without_data, without_names
-from airflow_delay_provider.spark.failures.verdict import Finding, Verdict
+from airflow_delay_provider.spark.failures.log_parser import Failure, order_by_weight, parse_failures
+from airflow_delay_provider.spark.failures.log_text import cut, display_line, expand_json, without_data, without_names
+from airflow_delay_provider.spark.failures.patterns import EXCEPTION, NAMES_EXCEPTION
+from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
+from airflow_delay_provider.spark.failures.verdict import Classification, Verdict
 
 _EXIT_CODE = re.compile(
     r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=|User application exited with (?:status )?)"
     r"(-?\d{1,3})\b"
 )
-
-
-#: How many failures of one log are asked for a reason.
-_ASKED = 20
+#: How many failures of one log are searched for a reason.
+_MAX_FAILURES = 20
 _LOST = re.compile(r"Lost (?:task|executor) ")
-#: How many statements of losses are asked what ran out.
-_REMEMBERED = 200
+#: How many statements of lost tasks and executors are searched for a resource that ran out.
+_MAX_LOSSES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +34,19 @@ class _Match:
     line: str
 
 
-def classify(evidence: Evidence, rules: Rules | None = None) -> Finding:
-    """Return what the failure was; without ``rules`` the built-in ones decide."""
+def classify(evidence: Evidence, rules: Rules | None = None) -> Classification:
+    """Return the verdict and its explanation; without ``rules`` the built-in ones decide."""
     rules = rules or Rules.builtin()
     case = _Case(evidence, rules)
     for layer in rules.layers:
-        match = case.judged_by(layer)
+        match = case.match(layer)
         if match is not None:
-            return _finding(match)
-    return _undecided(case.last_words())
+            return _classification(match)
+    return _unknown(case.last_statement())
 
 
 class _Case:
-    """The evidence, read once."""
+    """The evidence of one failed attempt, parsed once."""
 
     def __init__(self, evidence: Evidence, rules: Rules) -> None:
         self._evidence = evidence
@@ -61,49 +58,56 @@ class _Case:
             evidence.output,
             evidence.exception.splitlines(),
         ]
-        found = [failures(text) for text in self._texts]
-        #: Per source, the failures that are asked for a reason, in this order.
-        self._sources = [list(self._worth_asking(one)) for one in found]
-        #: What lost tasks and executors said that no later job outlived, the latest first.
+        found = [parse_failures(text) for text in self._texts]
+        #: For each source, the failures to search for a reason, in this order.
+        self._sources = [list(self._relevant(one)) for one in found]
+        #: Statements of lost tasks and executors after which no job succeeded, the latest first.
         self._losses = [
             text
             for one in found
             for failure in reversed(one)
             if not failure.outlived and any(map(_LOST.search, failure.statements))
             for text in failure.statements
-        ][:_REMEMBERED]
+        ][:_MAX_LOSSES]
 
-    def judged_by(self, layer: tuple[Rule, ...]) -> _Match | None:
+    def match(self, layer: tuple[Rule, ...]) -> _Match | None:
         """Return the first rule that applies, in the order of :class:`Where`."""
-        last = _looking(layer, Where.LAST)
+        last = _rules_at(layer, Where.LAST)
         return (
-            self._anywhere(_looking(layer, Where.ANYWHERE))
-            or self._ending(_looking(layer, Where.FAILURE))
+            self._anywhere(_rules_at(layer, Where.ANYWHERE))
+            or self._ending(_rules_at(layer, Where.FAILURE))
             or self._failures(layer)
-            or self._facts(_looking(layer, Where.CAUSE))
-            or _first(last, [text for source in self._sources for failure in source for text in failure.statements])
+            or self._facts(_rules_at(layer, Where.CAUSE))
+            or _match_by_rule(last, [text for failure in self._all_failures() for text in failure.statements])
             or self._facts(last)
         )
 
-    def last_words(self) -> str:
-        """Return what was said last, for people to read."""
-        return next((failure.statements[0] for source in self._sources for failure in source), "")
+    def last_statement(self) -> str:
+        """Return the root cause of the last failure, for people to read."""
+        return next((failure.statements[0] for failure in self._all_failures()), "")
+
+    def _all_failures(self) -> Iterator[Failure]:
+        return (failure for source in self._sources for failure in source)
 
     def _anywhere(self, layer: list[Rule]) -> _Match | None:
-        lines = [part for text in self._texts for line in text for part in unfolded(line)] if layer else []
-        return _first(layer, lines) or self._facts(layer)
+        lines = [part for text in self._texts for line in text for part in expand_json(line)] if layer else []
+        return _match_by_rule(layer, lines) or self._facts(layer)
 
     def _ending(self, layer: list[Rule]) -> _Match | None:
-        """The order of the rules decides between what was said last and what is known from outside."""
+        """Match what ended the application: the order of the rules decides between its statements and the facts."""
         endings = [text for source in self._sources for failure in source[:1] for text in failure.statements]
-        match = next(filter(None, (_first([rule], endings) or self._facts([rule]) for rule in layer)), None)
-        if match and match.rule.verdict is Verdict.INFRASTRUCTURE and any(map(self._rules.losses.search, endings)):
-            return self._ran_out(layer) or match
+        match = next(filter(None, (_match_by_rule([rule], endings) or self._facts([rule]) for rule in layer)), None)
+        if (
+            match
+            and match.rule.verdict is Verdict.INFRASTRUCTURE
+            and any(map(self._rules.executor_losses.search, endings))
+        ):
+            return self._exhausted_resource(layer) or match
         return match
 
-    def _ran_out(self, layer: list[Rule]) -> _Match | None:
-        """A lost executor is explained by what its tasks ran out of before."""
-        return _first([rule for rule in layer if rule.verdict is Verdict.RESOURCE], self._losses)
+    def _exhausted_resource(self, layer: list[Rule]) -> _Match | None:
+        """A lost executor is explained by a resource that its tasks ran out of before."""
+        return _match_by_rule([rule for rule in layer if rule.verdict is Verdict.RESOURCE], self._losses)
 
     def _facts(self, layer: list[Rule]) -> _Match | None:
         code, state, pod = self._exit_code, self._evidence.driver_state, self._evidence.pod_reason
@@ -117,82 +121,88 @@ class _Case:
         return None
 
     def _failures(self, layer: tuple[Rule, ...]) -> _Match | None:
-        whole, causes = _looking(layer, Where.FAILURE), _looking(layer, Where.CAUSE)
-        for failure in (one for source in self._sources for one in source):
-            match = _first(whole, failure.statements) or _root_first(causes, self._telling(failure))
+        whole, causes = _rules_at(layer, Where.FAILURE), _rules_at(layer, Where.CAUSE)
+        for failure in self._all_failures():
+            match = _match_by_rule(whole, failure.statements) or _match_by_statement(causes, self._informative(failure))
             if match is not None:
                 return match
         return None
 
-    def _worth_asking(self, found: list[Failure]) -> Iterator[Failure]:
-        """Yield what ended the application, and what came before it as long as that says nothing.
+    def _relevant(self, found: list[Failure]) -> Iterator[Failure]:
+        """Yield the failure that ended the application, and earlier ones until one is conclusive.
 
-        What was survived counts only where something else broke; an exception that no rule knows is not explained by
-        another that came before it.
+        Survived failures count only if something else broke. An exception that no rule knows is not explained by an
+        earlier one.
         """
         broken = any(not failure.survivable for failure in found)
-        for failure in last_failure_first(found)[:_ASKED]:
+        for failure in order_by_weight(found)[:_MAX_FAILURES]:
             if broken or not failure.survivable:
                 yield failure
-            if not failure.survivable and self._speaks_for_itself(failure):
+            if not failure.survivable and self._is_conclusive(failure):
                 return
 
-    def _speaks_for_itself(self, failure: Failure) -> bool:
-        return any(failure.uncaught or names_exception(text) for text in self._telling(failure))
+    def _is_conclusive(self, failure: Failure) -> bool:
+        return any(failure.uncaught or _names_exception(text) for text in self._informative(failure))
 
-    def _telling(self, failure: Failure) -> list[str]:
-        """Leave out what names no reason; an echo names none at all."""
-        if any(self._rules.echoes.search(text) for text in failure.statements):
+    def _informative(self, failure: Failure) -> list[str]:
+        """Return the statements that name a reason; a follow-up failure has none."""
+        if any(self._rules.follow_up_failures.search(text) for text in failure.statements):
             return []
-        return [text for text in failure.statements if not self._rules.hollow_statements.search(text)]
+        return [text for text in failure.statements if not self._rules.uninformative_statements.search(text)]
 
 
-class _Reading:
-    """A statement as rules see it."""
+class _Statement:
+    """A statement without the data that rules must not see."""
 
     def __init__(self, statement: str) -> None:
         self._plain = without_names(statement)
         self._general = without_data(self._plain)
 
-    def fits(self, rule: Rule) -> bool:
+    def matches(self, rule: Rule) -> bool:
         return rule.matches(self._general if rule.general else self._plain)
 
 
-def _looking(layer: Iterable[Rule], where: Where) -> list[Rule]:
+def _names_exception(statement: str) -> bool:
+    """Tell whether the statement is an exception, and not just a remark."""
+    return bool(EXCEPTION.match(statement) or NAMES_EXCEPTION.search(statement))
+
+
+def _rules_at(layer: Iterable[Rule], where: Where) -> list[Rule]:
     return [rule for rule in layer if rule.where is where]
 
 
-def _first(layer: Iterable[Rule], statements: list[str]) -> _Match | None:
+def _match_by_rule(layer: Iterable[Rule], statements: list[str]) -> _Match | None:
     """The order of the rules decides."""
-    read = [(text, _Reading(text)) for text in statements]
-    return next((_Match(rule, text) for rule in layer for text, reading in read if reading.fits(rule)), None)
+    parsed = [(text, _Statement(text)) for text in statements]
+    return next((_Match(rule, text) for rule in layer for text, statement in parsed if statement.matches(rule)), None)
 
 
-def _root_first(layer: list[Rule], statements: Iterable[str]) -> _Match | None:
+def _match_by_statement(layer: list[Rule], statements: Iterable[str]) -> _Match | None:
     """The order of the statements decides."""
-    read = ((text, _Reading(text)) for text in statements)
-    return next((_Match(rule, text) for text, reading in read for rule in layer if reading.fits(rule)), None)
+    parsed = ((text, _Statement(text)) for text in statements)
+    return next((_Match(rule, text) for text, statement in parsed for rule in layer if statement.matches(rule)), None)
 
 
 def _exit_code(evidence: Evidence) -> int | None:
-    """A submission that only waited ends with 0 or 1 whatever happened; the driver's own code says more."""
+    """Prefer the driver's own code: a submission that only waits exits with 0 or 1 whatever happens."""
     if evidence.exit_code not in {None, 0, 1}:
         return evidence.exit_code
-    told = (_EXIT_CODE.search(cut(line)) for line in _lines_of_others(evidence))
-    return next((int(found.group(1)) for found in told if found), evidence.exit_code)
+    codes = (_EXIT_CODE.search(cut(line)) for line in _driver_lines(evidence))
+    return next((int(found.group(1)) for found in codes if found), evidence.exit_code)
 
 
-def _lines_of_others(evidence: Evidence) -> list[str]:
+def _driver_lines(evidence: Evidence) -> list[str]:
     return [*evidence.driver_output, *evidence.diagnostics.splitlines(), *evidence.exception.splitlines()]
 
 
-def _finding(match: _Match) -> Finding:
-    line = shown(match.line)
-    return Finding(verdict=match.rule.verdict, rule=match.rule.name, line=line, reason=f"{match.rule.reason}: {line}")
-
-
-def _undecided(line: str) -> Finding:
-    said = shown(line)
-    return Finding(
-        verdict=Verdict.UNKNOWN, rule="", line=said, reason=f"no rule knows this failure{': ' if said else ''}{said}"
+def _classification(match: _Match) -> Classification:
+    line = display_line(match.line)
+    return Classification(
+        verdict=match.rule.verdict, rule=match.rule.name, line=line, reason=f"{match.rule.reason}: {line}"
     )
+
+
+def _unknown(line: str) -> Classification:
+    line = display_line(line)
+    reason = f"no rule knows this failure: {line}" if line else "no rule knows this failure"
+    return Classification(verdict=Verdict.UNKNOWN, rule="", line=line, reason=reason)

@@ -1,4 +1,4 @@
-"""What a failure was, in one word, and why."""
+"""The result of classifying a failure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Whether trying again can help."""
+    """Whether a retry can help."""
 
-    #: The application met something outside that may pass: a source refused, a lock, a timeout, throttling.
+    #: An outside problem that may pass: a refused connection, a lock, a timeout, throttling.
     TRANSIENT = "transient"
-    #: The cluster lost something; the application is not to blame.
+    #: The cluster failed, not the application.
     INFRASTRUCTURE = "infrastructure"
-    #: Too little memory, disk or quota; trying again rarely helps.
+    #: Too little memory, disk or quota; a retry rarely helps.
     RESOURCE = "resource"
     #: It will fail again: code, query, arguments, missing files, permissions.
     PERMANENT = "permanent"
-    #: No rule knows it; the policy's default decides.
+    #: No rule matches; ``unknown_as`` or ``on_unknown`` decides.
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Classification:
     """A verdict with its explanation."""
 
     verdict: Verdict

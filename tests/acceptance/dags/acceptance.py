@@ -7,13 +7,14 @@ from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task
 
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.operators.message import (
+from airflow_delay_provider import (
     CancelMessageOperator,
+    DelayHook,
+    MessageDispatchedSensor,
+    MessageSensor,
     RescheduleMessageOperator,
     ScheduleMessageOperator,
 )
-from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
 
 HOUR = timedelta(hours=1)
 

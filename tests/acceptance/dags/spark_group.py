@@ -8,8 +8,7 @@ from datetime import timedelta
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
-from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.task_groups.spark import spark_submit_with_retries
+from airflow_delay_provider import Backoff, spark_submit_with_retries
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 

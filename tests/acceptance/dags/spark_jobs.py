@@ -10,9 +10,7 @@ from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task
 
-from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
-from airflow_delay_provider.spark.retrying import SparkRetries
+from airflow_delay_provider import Backoff, SparkRetries, SparkSubmitRetryOperator
 
 SOON = SparkRetries(
     max_attempts=3,

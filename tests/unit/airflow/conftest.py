@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.clock import ceil_ms
-from airflow_delay_provider.ledger import delivery
-from airflow_delay_provider.ledger.database import Ledger
 
 
 @dataclass

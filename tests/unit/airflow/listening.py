@@ -1,4 +1,4 @@
-"""The port of a Spark master: somebody listens there or not, and every look at it is counted."""
+"""The port of a Spark master, open or closed; it counts health checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from tests.servers.process import free_port
+from tools.servers.process import free_port
 
 
 class MasterPort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -12,8 +13,8 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.topology import Topology
-from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook, open_destination
 from airflow_delay_provider.hooks.kafka import KafkaHook
 
@@ -79,7 +80,7 @@ def test_the_hook_has_a_connection_of_its_own(define: Any) -> None:
         assert isinstance(hook.get_conn(), KafkaBroker)
 
 
-def test_the_connection_form_hears_what_is_wrong(define: Any) -> None:
+def test_the_connection_form_shows_the_error(define: Any) -> None:
     """A12"""
     with closing(KafkaHook(define(conn_type="delay_kafka"))) as hook:
         assert hook.test_connection() == (
@@ -88,33 +89,54 @@ def test_the_connection_form_hears_what_is_wrong(define: Any) -> None:
         )
 
 
-def test_a_type_that_no_broker_has_is_refused_with_the_types_that_one_has(define: Any) -> None:
+def test_an_unknown_connection_type_is_refused_with_the_known_ones(define: Any) -> None:
     """A12"""
     with pytest.raises(ConfigurationError, match=r"has type 'redis'; use one of delay, rabbitmq, delay_kafka, kafka$"):
         open_destination(define(conn_type="redis"))
 
 
-@pytest.mark.parametrize(
-    ("conn_type", "library", "extra"),
-    [
-        ("rabbitmq", "pika", "rabbitmq"),
-        ("delay_kafka", "confluent_kafka", "kafka"),
-        ("kafka", "confluent_kafka", "kafka"),
-    ],
-)
-def test_a_client_library_that_is_missing_is_named_with_what_brings_it(
-    define: Any, conn_type: str, library: str, extra: str
+MISSING_LIBRARIES = [
+    ("rabbitmq", "pika", "rabbitmq"),
+    ("delay_kafka", "confluent_kafka", "kafka"),
+    ("kafka", "confluent_kafka", "kafka"),
+]
+#: Each connection is opened by a process of its own, a copy of one that has imported Airflow.
+WITHOUT_LIBRARY = f"""
+import os, sys
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.hooks.delay import DelayHook
+for conn_type, library, _extra in {MISSING_LIBRARIES!r}:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, conn_type
+        continue
+    assert library not in sys.modules
+    sys.modules[library] = None
+    try:
+        DelayHook("of_type_" + conn_type).get_conn()
+    except ConfigurationError as error:
+        print(conn_type, error, sep=": ", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def printed_without_library() -> list[str]:
+    connections = {
+        f"AIRFLOW_CONN_OF_TYPE_{conn_type.upper()}": json.dumps({"conn_type": conn_type, "host": "nowhere"})
+        for conn_type, _, _ in MISSING_LIBRARIES
+    }
+    environment = os.environ | connections
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LIBRARY], env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("conn_type", "library", "extra"), MISSING_LIBRARIES)
+def test_a_missing_client_library_is_named_with_its_extra(
+    printed_without_library: list[str], conn_type: str, library: str, extra: str
 ) -> None:
     """A12"""
-    code = (
-        f"import sys; sys.modules[{library!r}] = None\n"
-        "from airflow_delay_provider.exceptions import ConfigurationError\n"
-        "from airflow_delay_provider.hooks.delay import DelayHook\n"
-        "try:\n    DelayHook('stream').get_conn()\n"
-        "except ConfigurationError as error:\n    print(error)"
-    )
-    define(conn_type=conn_type, host="nowhere")
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert printed.splitlines()[-1] == (
-        f"connections of type {conn_type} need {library}; install airflow-delay-provider[{extra}]"
-    )
+    assert [line for line in printed_without_library if line.startswith(f"{conn_type}: ")] == [
+        f"{conn_type}: connections of type {conn_type} need {library}; install airflow-delay-provider[{extra}]"
+    ]

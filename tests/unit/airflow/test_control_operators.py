@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.operators.message import CancelMessageOperator, RescheduleMessageOperator
+from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
 
 HOUR = timedelta(hours=1)
 
@@ -75,7 +75,7 @@ def test_too_late_can_be_ignored(states: Callable[[], dict[str, State]]) -> None
 @pytest.mark.parametrize("on_too_late", ["fail", "ignore"])
 def test_an_unknown_message_is_named(states: Callable[[], dict[str, State]], on_too_late: str) -> None:
     """B13"""
-    with pytest.raises(AirflowFailException, match="message 'nobody' is not known; list what is"):
+    with pytest.raises(AirflowFailException, match="message 'nobody' is not known; `airflow delay list` shows"):
         cancel(["a", "nobody"], on_too_late=on_too_late)
     assert states()["a"] is State.SCHEDULED
 
@@ -83,13 +83,13 @@ def test_an_unknown_message_is_named(states: Callable[[], dict[str, State]], on_
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("['a', 'b']", "is not an id but a list that a template turned into text; pass the output of the task itself"),
-        ("", "message_ids: is empty text"),
-        (7, "message_ids: 7 is no id; pass an id, a list of ids or a task's output"),
-        (None, "message_ids: None is no id"),
+        ("['a', 'b']", "is a list that a template turned into text; pass the output of the task itself"),
+        ("", "message_ids: is empty;"),
+        (7, "message_ids: 7 is not an id; pass an id, a list of ids or a task's output"),
+        (None, "message_ids: None is not an id"),
     ],
 )
-def test_what_is_no_id_is_refused(messages: EmbeddedBroker, given: Any, sentence: str) -> None:
+def test_an_invalid_id_is_refused(messages: EmbeddedBroker, given: Any, sentence: str) -> None:
     with pytest.raises(AirflowFailException) as failure:
         cancel(given)
     assert sentence in str(failure.value)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.dispatchers import find_dispatcher_warning, ledger_id_of
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
+from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.ledger import ledger_id_of
 from tests.heartbeats import WELL, let_pass, write_heartbeat
 
-CLIMBING = {"climbs": ["stream"], "loops": {"climb_ladder:stream": WELL}}
+SERVES_KAFKA = {"kafka_connections": ["stream"], "loops": {"dispatch_kafka:stream": WELL}}
 
 
 @pytest.fixture
@@ -46,24 +47,24 @@ def warning_for(conn_id: str, **options: Any) -> str | None:
         return find_dispatcher_warning(hook)
 
 
-def test_rabbitmq_needs_no_dispatcher_for_what_it_holds(file: Path) -> None:
+def test_rabbitmq_needs_no_dispatcher_for_messages_that_it_holds(file: Path) -> None:
     assert warning_for("rabbit") is None
     with closing(DelayHook("rabbit")) as hook:
         assert ledger_id_of(hook) is None
     assert not file.exists()
 
 
-def test_nothing_is_said_of_kafka_where_no_ledger_is_used(file: Path) -> None:
+def test_there_is_no_warning_for_kafka_without_a_ledger(file: Path) -> None:
     assert warning_for("stream") is None
     assert not file.exists()
 
 
-def test_for_kafka_a_dispatcher_of_another_ledger_may_be_out_of_sight(ledger: Ledger) -> None:
+def test_a_kafka_dispatcher_may_use_another_ledger(ledger: Ledger) -> None:
     write_heartbeat(ledger)
     found = warning_for("stream")
     assert found is not None
-    assert "start one with `airflow delay dispatcher --climb stream`, unless one runs with another ledger" in found
-    write_heartbeat(ledger, owner="climber", **CLIMBING)
+    assert "start one with `airflow delay dispatcher --kafka stream`, unless one runs with another ledger" in found
+    write_heartbeat(ledger, owner="kafka", **SERVES_KAFKA)
     assert warning_for("stream") is None
     let_pass(ledger, GONE_AFTER)
     assert "no dispatcher that serves the ladder of 'stream' has been seen since" in (warning_for("stream") or "")

@@ -11,23 +11,20 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.schedule import Hold
-from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.hooks.delay import DelayHook, open_destination
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.ledger.database import Ledger
-from airflow_delay_provider.ledger.records import MessageRecord
-from airflow_delay_provider.operators.message import (
-    CancelMessageOperator,
-    RescheduleMessageOperator,
-    ScheduleMessageOperator,
-)
+from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.journal import JournalTail
+from airflow_delay_provider.triggers.journal_tail import JournalTail
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from tests.unit.elsewhere import ElsewhereBroker, define_elsewhere
 
@@ -102,10 +99,10 @@ def test_the_dispatcher_always_gets_the_plain_broker(define: Define, broker: Emb
     assert type(open_destination("delay_default")) is EmbeddedBroker
 
 
-def test_embedded_messages_wait_in_the_ledger_by_nature(broker: EmbeddedBroker, connect: Callable[..., None]) -> None:
+def test_embedded_messages_are_always_held_in_the_ledger(broker: EmbeddedBroker, connect: Callable[..., None]) -> None:
     assert broker_of("delay_default", "ledger") is EmbeddedBroker
     with pytest.raises(
-        ConfigurationError, match=r'hold: .*\'delay_default\' .* only wait in the ledger; use hold="led'
+        ConfigurationError, match=r'hold: .*\'delay_default\' .* stores messages in the ledger; use hold="led'
     ):
         broker_of("delay_default", "broker")
     connect("sqlite://", "wrong", hold="broker")
@@ -174,7 +171,9 @@ def test_an_unknown_hold_fails_the_task_at_once(define: Define, context: Any, op
     assert "hold" in operator.template_fields
 
 
-def test_whoever_waits_looks_where_the_message_is_held(define: Define, ledger: Ledger, context: Any) -> None:
+def test_waiting_tasks_read_the_journal_of_the_broker_that_holds_the_message(
+    define: Define, ledger: Ledger, context: Any
+) -> None:
     define()
     with pytest.raises(TaskDeferred) as scheduling:
         schedule(context, message_id="a", deliver_after=3600, wait_for_dispatch=True)
@@ -185,9 +184,7 @@ def test_whoever_waits_looks_where_the_message_is_held(define: Define, ledger: L
         assert request.value.trigger.serialize()[1]["hold"] == "ledger"
 
 
-async def test_triggers_of_one_connection_share_a_thread_only_if_they_look_in_the_same_place(
-    define: Define, context: Any
-) -> None:
+async def test_triggers_of_one_connection_share_a_thread_only_with_the_same_hold(define: Define, context: Any) -> None:
     define()
     with (
         JournalTail.shared("far") as plain,

@@ -16,10 +16,10 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.serde import serialize
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
 
 HOUR = timedelta(hours=1)
@@ -133,7 +133,7 @@ def test_only_the_first_match_is_taken_and_the_others_stay_in_order(broker: Embe
 
 
 @pytest.mark.parametrize("event", [None, {"message_id": "b", "give_up_at": "2100-01-01T00:00:00+00:00"}])
-def test_a_message_that_was_taken_is_returned_although_the_others_could_not_be_given_back(
+def test_a_taken_message_is_returned_even_if_the_others_cannot_be_released(
     broker: EmbeddedBroker, send: Send, monkeypatch: pytest.MonkeyPatch, event: dict[str, Any] | None
 ) -> None:
     """It has left its channel: a task that failed now would have lost it."""
@@ -141,7 +141,7 @@ def test_a_message_that_was_taken_is_returned_although_the_others_could_not_be_g
         send(message_id, headers={"urgency": urgency})
 
     def is_away(*_args: Any, **_options: Any) -> None:
-        raise BrokerError("the broker is away")
+        raise BrokerError("the broker is down")
 
     monkeypatch.setattr(EmbeddedBroker, "release", is_away)
     waiting = sensor(filter=f"{__name__}.is_urgent")
@@ -163,7 +163,7 @@ async def test_waiting_defers_without_content_and_takes_the_message_when_it_come
     assert waiting.execute_complete({}, event.payload)["payload"] == "very secret"
 
 
-def test_a_message_that_somebody_else_took_makes_it_wait_on_within_the_same_time(broker: EmbeddedBroker) -> None:
+def test_a_sensor_waits_again_within_its_timeout_if_another_consumer_took_the_message(broker: EmbeddedBroker) -> None:
     give_up_at = (datetime.now(UTC) + timedelta(seconds=100)).isoformat()
     with pytest.raises(TaskDeferred) as request:
         sensor(timeout=600).execute_complete({}, {"message_id": "a", "give_up_at": give_up_at})

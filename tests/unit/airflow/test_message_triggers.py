@@ -15,21 +15,20 @@ from typing import Any
 import pytest
 from airflow.sdk.serde import deserialize, serialize
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
+from airflow_delay_provider.brokers.ledger.tables import event
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.lifecycle import JournalEntry, State
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.dispatchers import ledger_id_of
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
-from airflow_delay_provider.ledger.tables import event
-from airflow_delay_provider.triggers import journal, message, warning
+from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.triggers import journal_tail, message
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.channel import ChannelWatch
-from airflow_delay_provider.triggers.journal import JournalTail
+from airflow_delay_provider.triggers.channel_watch import ChannelWatch
+from airflow_delay_provider.triggers.journal_tail import JournalTail
 from airflow_delay_provider.triggers.message import ChannelTrigger, MessageDispatchedTrigger
 from tests.heartbeats import let_pass, write_heartbeat
 from tests.waiting import until
@@ -158,7 +157,7 @@ async def test_waiters_survive_an_outage(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """B34: the journal goes away in the middle of the wait and comes back."""
+    """B34: the journal fails in the middle of the wait and comes back."""
     quick = Backoff(
         initial=timedelta(milliseconds=20), cap=timedelta(milliseconds=50), floor=timedelta(milliseconds=10)
     )
@@ -176,7 +175,7 @@ async def test_waiters_survive_an_outage(
         await until(lambda: "reachable again" in caplog.text)
 
     assert outcome["counts"] == {"dispatched": 1}
-    assert caplog.text.count("waiting tasks wait on") == 1
+    assert caplog.text.count("tasks keep waiting") == 1
 
 
 @contextmanager
@@ -205,9 +204,9 @@ async def test_a_waiter_that_comes_during_an_outage_waits_on(
 
 @contextmanager
 def unreachable(file: Path) -> Iterator[None]:
-    """Put a link to itself where the database file was: nobody can open it.
+    """Replace the database file by a link to itself, which cannot be opened.
 
-    The file comes back last and in one step, so that nobody meets a path where a new ledger could be created.
+    The file comes back last and in one step, so that no process finds a path where it could create a new ledger.
     """
     aside = file.with_name("aside")
     aside.mkdir()
@@ -223,16 +222,16 @@ def unreachable(file: Path) -> Iterator[None]:
 async def test_an_overlooked_entry_is_found_by_the_reconciliation(
     schedule: Schedule, dispatch: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "RECONCILE_SECONDS", 0.05)
+    monkeypatch.setattr(journal_tail, "RECONCILE_SECONDS", 0.05)
     monkeypatch.setattr(EmbeddedBroker, "read_journal", lambda *_args, **_options: list[JournalEntry]())
     (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a")))
-    await until(lambda: tails() and tails()[0]._position and not tails()[0]._look_backs)
+    await until(lambda: tails() and tails()[0]._position and not tails()[0]._searches)
     dispatch(HOUR)
 
     assert (await finish(waiting))["counts"] == {"dispatched": 1}
 
 
-async def test_an_unknown_connection_fails_the_waiter_and_nobody_after_it(
+async def test_an_unknown_connection_fails_its_triggers_and_no_later_ones(
     sqlite_url: str, connect: Callable[..., None], broker: EmbeddedBroker, schedule: Schedule
 ) -> None:
     (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"], delay_conn_id="delay_later"))
@@ -277,7 +276,7 @@ async def test_an_event_loop_that_ends_takes_its_thread_along(broker: EmbeddedBr
 
 
 @pytest.mark.parametrize("cancel_on_kill", [False, True])
-async def test_ending_the_task_cancels_what_still_waits_only_when_asked_to(
+async def test_stopping_a_task_cancels_waiting_messages_only_if_asked(
     schedule: Schedule, broker: EmbeddedBroker, cancel_on_kill: bool
 ) -> None:
     schedule("sent", after=timedelta(0))
@@ -357,9 +356,9 @@ async def test_a_waiting_task_says_that_no_dispatcher_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """B41: when it begins to be true and now and then, not at each look."""
-    monkeypatch.setattr(warning, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(journal, "DISPATCHER_LOOK_SECONDS", 0.01)
+    """B41: at the beginning and now and then, not at each poll."""
+    monkeypatch.setattr(journal_tail, "WARNING_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(journal_tail, "DISPATCHER_CHECK_SECONDS", 0.01)
     said = ""
 
     def says(text: str, times: int) -> bool:
@@ -373,7 +372,7 @@ async def test_a_waiting_task_says_that_no_dispatcher_runs(
     await until(lambda: says("A dispatcher serves the awaited messages again", 1))
     let_pass(broker.ledger, GONE_AFTER)
     await until(lambda: says("no dispatcher has been seen since", 1))
-    monkeypatch.setattr(warning, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(journal_tail, "WARNING_REPEAT_SECONDS", 0.0)
     await until(lambda: says("no dispatcher has been seen since", 2) or said.count("has been seen since") > 2)
     dispatch(HOUR)
     await finish(waiting)
@@ -387,7 +386,7 @@ async def test_a_task_that_has_waited_long_enough_is_resumed(schedule: Schedule)
         assert await finish(waiting) == {"timed_out": True, "since": "0"}
 
 
-async def test_a_triggerer_that_was_away_at_the_end_of_the_time_still_looks(
+async def test_a_triggerer_that_was_down_at_the_timeout_still_finds_outcomes(
     schedule: Schedule, dispatch: Callable[..., int]
 ) -> None:
     ids = schedule("a")
@@ -407,7 +406,7 @@ async def test_a_triggerer_that_reads_another_ledger_than_the_task_wrote_to_says
         MessageDispatchedTrigger(message_ids=ids, ledger_id=ours),
         MessageDispatchedTrigger(message_ids=ids, ledger_id="another"),
     )
-    with pytest.raises(ConfigurationError, match=r"has stored its messages in another ledger than sqlite:.*ledger_url"):
+    with pytest.raises(ConfigurationError, match=r"reads sqlite:.* stored its messages in another ledger.*ledger_url"):
         await finish(wrong)
     dispatch(HOUR)
     assert (await finish(right))["counts"] == {"dispatched": 1}

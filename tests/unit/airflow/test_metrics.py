@@ -10,9 +10,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 
 # Airflow never closes its metrics client, so its socket is collected when the client is replaced.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -58,7 +58,7 @@ def test_everything_is_counted(received: Callable[[], set[str]]) -> None:
     }
 
 
-def test_the_operator_counts_what_it_scheduled_and_what_failed(
+def test_the_operator_counts_scheduled_messages_and_errors(
     received: Callable[[], set[str]], broker: EmbeddedBroker, context: Any
 ) -> None:
     operator = ScheduleMessageOperator(

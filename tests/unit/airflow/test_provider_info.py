@@ -1,4 +1,4 @@
-"""What Airflow learns of this package."""
+"""The description of this package that Airflow reads."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_settings_have_working_defaults() -> None:
     assert conf.getfloat("delay", "spark_submissions_per_second") == 1
     assert conf.getint("delay", "spark_submission_burst") == 5
     assert conf.get("delay", "ledger_url") == ""
-    for name in ("project_connections", "climb_connections", "dispatcher_instance"):
+    for name in ("index_connections", "kafka_connections", "dispatcher_instance"):
         assert conf.get("delay", name) == ""
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Origin
 from airflow_delay_provider.domain.schedule import compose_message
-from airflow_delay_provider.exceptions import InvalidMessageError
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
-from airflow_delay_provider.operators.replay import ReplayMessageOperator
+from airflow_delay_provider.operators.control import ReplayMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 
 
 def give_up(broker: EmbeddedBroker, reason: str = "KeyError: 'amount'") -> None:
@@ -65,13 +65,13 @@ def test_selected_messages_are_dispatched_again(
 
 def test_an_id_that_is_not_dead_fails_the_task_or_is_ignored(dead: EmbeddedBroker) -> None:
     """A12: what is dead is replayed all the same."""
-    with pytest.raises(AirflowFailException, match=r"message 'waits' is not dead.*on_not_dead"):
+    with pytest.raises(AirflowFailException, match=r"message 'waits' is no dead letter.*on_not_dead"):
         replay(message_ids=["a", "waits"])
     assert replay(message_ids=["b", "waits"], on_not_dead="ignore") == 1
 
 
 def test_a_replay_of_everything_must_be_asked_for(dead: EmbeddedBroker) -> None:
-    with pytest.raises(AirflowFailException, match="nothing says which messages are meant; give ids, a channel"):
+    with pytest.raises(AirflowFailException, match="no messages are selected; give ids, a channel"):
         replay()
     with pytest.raises(InvalidMessageError, match="since: 2030-01-01T00:00:00 has no time zone"):
         DelayHook().replay(since=datetime(2030, 1, 1))  # noqa: DTZ001 - that is what is refused

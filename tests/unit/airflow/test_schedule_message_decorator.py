@@ -8,11 +8,11 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.ledger import listing
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 
 
-def test_what_the_function_returns_is_scheduled(broker: EmbeddedBroker, context: Any) -> None:
+def test_the_return_value_of_the_function_is_scheduled(broker: EmbeddedBroker, context: Any) -> None:
     with DAG("invoices", schedule=None):
 
         @task.schedule_message(channel="{{ params.channel }}", deliver_after=60, key="k")
@@ -52,5 +52,5 @@ def test_the_payload_comes_from_the_function_only() -> None:
 
     with DAG("invoices", schedule=None):
         decorated = task.schedule_message(channel="letters", payload="y")(remind)
-        with pytest.raises(TypeError, match="takes it from the function"):
+        with pytest.raises(TypeError, match="uses the return value of the function"):
             decorated()

@@ -12,12 +12,17 @@ from airflow.sdk.bases.operator import TriggerFailureReason
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout, TaskDeferred
 from airflow.sdk.execution_time.xcom import XCom
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    UnknownMessageError,
+    WaitTimeoutError,
+)
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.exceptions import ConfigurationError, LedgerError, UnknownMessageError, WaitTimeoutError
-from airflow_delay_provider.ledger import counts, listing
-from airflow_delay_provider.operators.message import ScheduleMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from tests.heartbeats import write_heartbeat
 from tests.unit.airflow.conftest import TaskInstance
@@ -36,7 +41,7 @@ def record(broker: EmbeddedBroker, message_id: str) -> Any:
 
 def known(broker: EmbeddedBroker) -> int:
     with broker.ledger.read() as connection:
-        return sum(counts.by_state(connection).values())
+        return sum(listing.count_by_state(connection).values())
 
 
 def test_one_message_is_scheduled_with_all_its_fields(broker: EmbeddedBroker, context: Any) -> None:
@@ -172,28 +177,31 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),  # noqa: DTZ001
     ({"deliver_at": "2030-01-01T00:00:00"}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),
     ({"deliver_at": "tomorrow"}, "deliver_at: 'tomorrow' is not a time; use an aware datetime or ISO-8601"),
-    ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given too; give only one of the two"),
+    ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given, too; give only one of them"),
     ({"deliver_after": "soon"}, "deliver_after: 'soon' is not a delay; use a timedelta or a number of seconds"),
-    ({"channel": "no spaces please"}, "channel: 'no spaces please' is not a channel name; use 1-255 letters"),
-    ({"channel": None}, "channel: None is not a channel name; use 1-255 letters"),
+    ({"channel": "no spaces please"}, "channel: 'no spaces please' is not a valid channel name; use 1-255 letters"),
+    ({"channel": None}, "channel: None is not a valid channel name; use 1-255 letters"),
     ({"payload": "x" * 1001}, "payload: 1001 bytes are more than max_payload_bytes (1000); send a reference"),
     ({"payload": object()}, "payload: object cannot be written as JSON"),
     ({"payload": float("nan")}, "payload: float cannot be written as JSON"),
     ({"headers": {"count": 1}}, "headers: 'count': 1 is not text; use str"),
     ({"priority": "high"}, "priority: 'high' is not a whole number; use 0 to 255"),
-    ({"message_id": ""}, "message_id: '' is not an id; use 1-255 printable characters"),
-    ({"deliver_after": -60, "on_past": "fail"}, 'has passed; choose a later time or on_past="deliver"'),
-    ({"deliver_after": timedelta(days=3)}, "is more than max_delay (2 days, 0:00:00) ahead; choose an earlier time"),
-    ({"deliver_after": 10}, "is less than min_delay (0:01:00) ahead; choose a later time or lower min_delay"),
+    ({"message_id": ""}, "message_id: '' is not a valid id; use 1-255 printable characters"),
+    ({"deliver_after": -60, "on_past": "fail"}, 'has passed; choose a later time, or use on_past="deliver"'),
+    ({"deliver_after": timedelta(days=3)}, "is more than max_delay (2 days, 0:00:00) from now; choose an earlier time"),
+    ({"deliver_after": 10}, "is less than min_delay (0:01:00) from now; choose a later time, or lower min_delay"),
     ({"on_past": "ignore"}, "on_past: 'ignore' is unknown; use one of deliver, fail"),
     ({"on_conflict": "skip"}, "on_conflict: 'skip' is unknown; use one of keep, fail, replace"),
     ({"messages": ["text"]}, "messages: item 0 is str; use dicts such as {'channel': 'invoices'}"),
     ({"messages": [{"delay": 3}]}, "messages: item 0 has 'delay'; use channel, payload, deliver_at, deliver_after"),
     (
         {"messages": [{}], "message_id": "a"},
-        "message_id: one id is given for many messages; give each its own, or none",
+        "message_id: one id cannot name many messages; give each message its own id, or none",
     ),
-    ({"messages": [{"message_id": "a"}, {"message_id": "a"}]}, "message_id: 'a' is given twice in one call"),
+    (
+        {"messages": [{"message_id": "a"}, {"message_id": "a"}]},
+        "message_id: 'a' is given twice; use a different id for each message",
+    ),
     ({"messages": [{}, {"priority": 256}]}, "messages[1]: priority: 256 is out of range; use 0 to 255"),
 ]
 
@@ -224,7 +232,7 @@ def test_a_taken_id_fails_when_asked_to(broker: EmbeddedBroker, context: Any) ->
     """A28, B5"""
     schedule(context, payload="first", deliver_after=60, message_id="taken")
 
-    with pytest.raises(AirflowFailException, match=r"'taken' exists already \(SCHEDULED\); use another message_id"):
+    with pytest.raises(AirflowFailException, match=r"'taken' already exists \(SCHEDULED\); use another message_id"):
         schedule(
             context,
             messages=[{"payload": "new"}, {"payload": "second", "message_id": "taken"}],
@@ -244,7 +252,7 @@ def test_a_taken_id_can_be_replaced(broker: EmbeddedBroker, context: Any, capsys
 
 
 def test_an_unknown_connection_is_named_with_its_remedy(context: Any) -> None:
-    """A12: can be tried again, since Airflow says the same while its API is away."""
+    """A12: can be retried, because Airflow says the same if its API is down."""
     with pytest.raises(ConfigurationError, match=r"connection 'nowhere' is not defined; create it with `airflow conn"):
         schedule(context, payload="x", delay_conn_id="nowhere")
 
@@ -272,7 +280,7 @@ def test_the_default_connection_works_without_being_defined(
     monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", sqlite_url)
     message_id = schedule(context, payload="x", deliver_after=60)
 
-    from airflow_delay_provider.ledger.database import Ledger
+    from airflow_delay_provider.brokers.ledger.database import Ledger
 
     with EmbeddedBroker(Ledger(sqlite_url)) as broker:
         assert record(broker, message_id).state is State.SCHEDULED
@@ -288,7 +296,7 @@ def deferred(context: Any, **options: Any) -> MessageDispatchedTrigger:
 
 
 def test_waiting_defers_with_ids_and_nothing_of_the_content(broker: EmbeddedBroker, context: Any) -> None:
-    """A2: nobody waits in a worker; what Airflow stores of the wait holds no payload."""
+    """A2: no worker slot is used, and the stored arguments of the trigger hold no payload."""
     trigger = deferred(context, payload="very secret", headers={"h": "very secret"}, deliver_after=60)
 
     path, arguments = trigger.serialize()
@@ -340,7 +348,7 @@ def test_a_cancelled_message_fails_the_waiting_task_for_good(broker: EmbeddedBro
         schedule(context, messages=[{"payload": "a"}, {"payload": "b"}], deliver_after=60, wait_for_dispatch=True)
 
 
-def test_a_killed_task_cancels_what_it_scheduled_only_when_asked_to(broker: EmbeddedBroker, context: Any) -> None:
+def test_a_killed_task_cancels_its_messages_only_if_asked(broker: EmbeddedBroker, context: Any) -> None:
     for cancel, state in ((False, State.SCHEDULED), (True, State.CANCELLED)):
         operator = ScheduleMessageOperator(
             task_id="remind",
@@ -399,7 +407,7 @@ def test_a_task_waits_no_longer_than_it_may(broker: EmbeddedBroker, context: Any
 
     (message_id,) = trigger.message_ids
     assert f"1 of 1 messages were not dispatched within {wait_timeout}" in str(failed.value)
-    assert "they are still scheduled, this task has not cancelled them" in str(failed.value)
+    assert "they stay scheduled, and a retry of this task waits for them again" in str(failed.value)
     assert "start one with `airflow delay dispatcher`" in str(failed.value)
     assert record(broker, message_id).state is State.SCHEDULED
 
@@ -428,7 +436,7 @@ def test_the_end_of_the_time_is_explained_also_when_airflow_noticed_it(broker: E
 @pytest.mark.parametrize(
     ("wait_timeout", "problem"), [("soon", "'soon' is not a delay"), (60, "use more than 1:00:00")]
 )
-def test_a_time_that_cannot_be_waited_is_refused_before_anything_is_scheduled(
+def test_a_timeout_before_the_due_time_is_refused_before_anything_is_scheduled(
     broker: EmbeddedBroker, context: Any, wait_timeout: Any, problem: str
 ) -> None:
     task = waiting_task(wait_timeout=wait_timeout, deliver_after=3600, message_id="never")

@@ -9,9 +9,8 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
 
-from airflow_delay_provider.exceptions import ConfigurationError
-from airflow_delay_provider.hooks.spark_cluster import find_cluster, master_of
-from airflow_delay_provider.spark.probes import ClusterAddress, ClusterKind
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.spark.cluster.address import ClusterAddress, ClusterKind, find_cluster, master_of
 
 SECRET = "s3cret-passw0rd"
 

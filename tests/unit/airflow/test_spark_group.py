@@ -17,15 +17,14 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import listing
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import ConfigurationError
-from airflow_delay_provider.ledger import listing
-from airflow_delay_provider.ledger.records import MessageRecord
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.sensors.spark import DelayedRetrySensor
-from airflow_delay_provider.task_groups import attempts
-from airflow_delay_provider.task_groups.attempts import HISTORY_KEY, states_of
-from airflow_delay_provider.task_groups.spark import spark_submit_with_retries
+from airflow_delay_provider.spark import group as spark_group
+from airflow_delay_provider.spark.group import HISTORY_XCOM_KEY, spark_submit_with_retries, states_of
 
 REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
 MISTAKE = "ModuleNotFoundError: No module named 'shop'"
@@ -191,7 +190,7 @@ def test_a_failure_that_may_pass_schedules_the_next_attempt_and_the_delay_grows(
     assert scene.run("schedule_3") == "success"
     second = record(scene.result("schedule_3"))
     assert timedelta(minutes=9) <= delay_of(second) <= timedelta(minutes=40)
-    assert [each["verdict"] for each in scene.result("submit_2", HISTORY_KEY)["attempts"]] == ["transient"] * 2
+    assert [each["verdict"] for each in scene.result("submit_2", HISTORY_XCOM_KEY)["attempts"]] == ["transient"] * 2
 
 
 def test_the_next_attempt_may_succeed(scene: Scene, dispatch: Dispatch) -> None:
@@ -207,7 +206,7 @@ def test_the_next_attempt_may_succeed(scene: Scene, dispatch: Dispatch) -> None:
     assert scene.result("outcome") == 2
 
 
-def test_a_permanent_failure_is_final_and_told_in_one_line(scene: Scene, broker: EmbeddedBroker) -> None:
+def test_a_permanent_failure_is_final_and_explained_in_one_line(scene: Scene, broker: EmbeddedBroker) -> None:
     scene.submission_says(*traceback(MISTAKE))
     assert scene.run("submit_1") == "failed"
     assert scene.run("schedule_2") == "skipped"
@@ -264,17 +263,17 @@ def test_a_retried_task_schedules_nothing_twice_and_a_cleared_attempt_begins_a_n
 
 
 def test_an_attempt_whose_worker_is_gone_is_followed_by_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "LAST_WORD_SECONDS", 0)
+    monkeypatch.setattr(spark_group, "LATE_HISTORY_SECONDS", 0)
     scene.submission_says(*traceback(REFUSED))
     scene.run("submit_1")
-    # What it had told when it began is all that is left.
-    told = scene.result("submit_1", HISTORY_KEY)
-    told["phase"] = "submitted"
-    told["attempts"][0] |= {"ended_at": None, "verdict": None, "rule": "", "reason": "", "exit_code": None}
+    # The history that it pushed when it began is all that is left.
+    stored = scene.result("submit_1", HISTORY_XCOM_KEY)
+    stored["phase"] = "submitted"
+    stored["attempts"][0] |= {"ended_at": None, "verdict": None, "rule": "", "reason": "", "exit_code": None}
     assert scene.run("schedule_2") == "success"
     assert scene.result("schedule_2", "spark_retry_ticket")["verdict"] == "infrastructure"
 
-    del scene.xcoms["orders.submit_1", HISTORY_KEY]
+    del scene.xcoms["orders.submit_1", HISTORY_XCOM_KEY]
     assert scene.run("schedule_2") == "success"
 
 
@@ -291,12 +290,12 @@ def test_a_mapped_group_looks_at_the_attempts_of_its_own_index(scene: Scene) -> 
     assert states_of(context, names) == dict(zip(names, ("failed", "success", None), strict=True))
 
 
-def test_the_last_word_of_an_attempt_that_is_just_being_ended_is_waited_for(scene: Scene) -> None:
+def test_the_history_of_an_attempt_that_is_just_being_stopped_is_waited_for(scene: Scene) -> None:
     scene.submission_says(*traceback(MISTAKE))
     scene.run("submit_1")
-    last_word = scene.result("submit_1", HISTORY_KEY)
-    scene.xcoms["orders.submit_1", HISTORY_KEY] = last_word | {"phase": "submitted"}
-    timer = Timer(0.5, lambda: scene.xcoms.update({("orders.submit_1", HISTORY_KEY): last_word}))
+    last_word = scene.result("submit_1", HISTORY_XCOM_KEY)
+    scene.xcoms["orders.submit_1", HISTORY_XCOM_KEY] = last_word | {"phase": "submitted"}
+    timer = Timer(0.5, lambda: scene.xcoms.update({("orders.submit_1", HISTORY_XCOM_KEY): last_word}))
     timer.start()
     assert scene.run("schedule_2") == "skipped"
     timer.join()

@@ -14,27 +14,26 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.exceptions import ConfigurationError, LedgerError
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.exceptions import ConfigurationError, LedgerError
-from airflow_delay_provider.hooks.cluster_gate import Bucket, ClusterGate
 from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
+from airflow_delay_provider.spark.admission import ClusterCircuit, TokenBucket
+from airflow_delay_provider.spark.cluster.address import parse_address
 from airflow_delay_provider.spark.failures import Verdict
-from airflow_delay_provider.spark.history import HISTORY_KEY, History, Phase
-from airflow_delay_provider.spark.probes.address import parse_address
-from airflow_delay_provider.spark.retrying import SparkRetries
+from airflow_delay_provider.spark.retries import HISTORY_KEY, History, Phase, SparkRetries
 from airflow_delay_provider.spark.tickets import DEFAULT_DEAD_LETTER_CHANNEL, WaitsFor
 from airflow_delay_provider.testing.task_run import TaskRun
 from airflow_delay_provider.triggers.spark import RetryTicketTrigger
-from tests.servers.component import wait_for
 from tests.unit.airflow.conftest import TaskInstance
 from tests.unit.airflow.listening import MasterPort
 from tests.unit.airflow.submitting import OUT_OF_MEMORY, REFUSED, UNHEARD_OF, WRONG_QUERY, SparkSubmit, TaskStateStore
 from tests.unit.airflow.test_message_triggers import unreachable
 from tests.unit.airflow.tickets import HOUR, tickets_in
 from tests.unit.spark.answering import answering
+from tools.servers.component import wait_for
 
-GO = {"end": "go", "extensions": 0}
+GO = {"outcome": "go", "extensions": 0}
 Dispatch = Callable[..., int]
 
 
@@ -232,7 +231,7 @@ def test_a_job_that_wants_resources_stops_at_its_own_budget(task: Task) -> None:
     task.program.plan(OUT_OF_MEMORY, OUT_OF_MEMORY)
     task.options["spark_retries"] = SparkRetries(max_resource_failures=1)
     assert task.begin() is not None
-    with pytest.raises(AirflowFailException, match="all 1 failures for want of resources are used up"):
+    with pytest.raises(AirflowFailException, match="all 1 failures for lack of resources are used up"):
         task.resume()
 
 
@@ -269,7 +268,7 @@ def test_a_ticket_that_does_not_come_fails_the_task(
     task.program.plan(REFUSED)
     task.begin()
     with pytest.raises(AirflowFailException, match=f"attempt 1 .transient.: .*; not tried again: {why}"):
-        task.resume({"end": end, "extensions": 0})
+        task.resume({"outcome": end, "extensions": 0})
     assert (task.program.submissions, task.history.phase) == (1, Phase.ENDED)
     assert len(broker.peek(DEFAULT_DEAD_LETTER_CHANNEL, limit=10)) == letters
 
@@ -302,7 +301,7 @@ def test_workers_that_are_lost_again_and_again_use_up_the_budget_of_the_cluster(
 ) -> None:
     task.options["spark_retries"] = SparkRetries(max_infrastructure_failures=0)
     task.store.set(HISTORY_KEY, begun(task).as_json())
-    with pytest.raises(AirflowFailException, match=r"the Airflow worker of this attempt is gone.*all 0 failures"):
+    with pytest.raises(AirflowFailException, match=r"the Airflow worker of this attempt was lost.*all 0 failures"):
         task.begin_next_try()
     assert task.program.submissions == 0
     assert len(broker.peek(DEFAULT_DEAD_LETTER_CHANNEL, limit=10)) == 1
@@ -324,7 +323,7 @@ def test_a_try_that_was_cut_off_while_it_waited_waits_for_the_same_ticket(task: 
     assert task.program.submissions == 1
 
 
-def test_a_first_try_that_airflow_begins_anew_waits_for_the_same_ticket(task: Task, broker: EmbeddedBroker) -> None:
+def test_a_first_try_that_airflow_starts_again_waits_for_the_same_ticket(task: Task, broker: EmbeddedBroker) -> None:
     """It does so when the DAG cannot be read as the task comes back."""
     task.program.plan(REFUSED)
     first, again = task.begin(), task.begin()
@@ -350,7 +349,7 @@ def test_a_ticket_that_could_not_be_stored_is_scheduled_by_the_next_try(task: Ta
     assert ticket.deliver_at - task.history.next_at < timedelta(milliseconds=1)
 
 
-def test_a_task_that_was_cleared_begins_anew(task: Task, broker: EmbeddedBroker) -> None:
+def test_a_task_that_was_cleared_starts_over(task: Task, broker: EmbeddedBroker) -> None:
     task.program.plan(WRONG_QUERY)
     with pytest.raises(AirflowFailException):
         task.begin()
@@ -358,7 +357,7 @@ def test_a_task_that_was_cleared_begins_anew(task: Task, broker: EmbeddedBroker)
     assert [each.number for each in task.history.attempts] == [1]
 
 
-def test_a_task_that_was_cleared_while_it_waited_begins_anew(task: Task, broker: EmbeddedBroker) -> None:
+def test_a_task_that_was_cleared_while_it_waited_starts_over(task: Task, broker: EmbeddedBroker) -> None:
     """Its ticket was taken back by the trigger, which must not look like giving up."""
     task.program.plan(REFUSED)
     trigger = task.begin()
@@ -368,7 +367,7 @@ def test_a_task_that_was_cleared_while_it_waited_begins_anew(task: Task, broker:
     assert ([each.number for each in task.history.attempts], task.program.submissions) == ([1], 2)
 
 
-def test_a_task_that_was_cleared_long_after_its_worker_was_lost_begins_anew(task: Task) -> None:
+def test_a_task_that_was_cleared_long_after_its_worker_was_lost_starts_over(task: Task) -> None:
     long_ago = task.operator()._clock.now() - timedelta(days=30)
     task.store.set(HISTORY_KEY, History(began_at=long_ago).begin_attempt(long_ago).as_json())
     assert task.begin_cleared() is None
@@ -474,14 +473,14 @@ def test_a_program_that_is_not_there_is_a_permanent_failure(task: Task, broker: 
 # -- the cluster
 
 
-def note_outage(broker: EmbeddedBroker, master: MasterPort) -> None:
-    ClusterGate(broker.ledger, parse_address(master.name), bucket=Bucket(), clock=broker.clock).ask(1)
+def record_outage(broker: EmbeddedBroker, master: MasterPort) -> None:
+    ClusterCircuit(broker.ledger, parse_address(master.name), bucket=TokenBucket(), clock=broker.clock).decide(1)
 
 
-def test_nothing_is_submitted_to_a_cluster_that_others_have_seen_down(
+def test_nothing_is_submitted_to_a_cluster_that_is_known_to_be_down(
     task: Task, broker: EmbeddedBroker, master: MasterPort
 ) -> None:
-    note_outage(broker, master)
+    record_outage(broker, master)
     trigger = task.begin()
     assert trigger is not None
     (ticket,) = tickets_in(broker, State.SCHEDULED)
@@ -496,18 +495,18 @@ def test_nothing_is_submitted_to_a_cluster_that_others_have_seen_down(
 def test_a_task_whose_cluster_never_came_back_says_that_nothing_was_submitted(
     task: Task, broker: EmbeddedBroker, master: MasterPort
 ) -> None:
-    note_outage(broker, master)
+    record_outage(broker, master)
     task.begin()
     with pytest.raises(AirflowFailException, match="never submitted, as the cluster is down"):
-        task.resume({"end": "expired", "extensions": 9})
+        task.resume({"outcome": "expired", "extensions": 9})
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_an_outage_that_may_be_over_is_looked_at_before_anything_is_submitted(
+def test_a_cluster_whose_outage_may_be_over_is_checked_before_anything_is_submitted(
     task: Task, broker: EmbeddedBroker, master: MasterPort, over: bool
 ) -> None:
-    note_outage(broker, master)
-    broker.ledger.transact(lambda c: c.exec_driver_sql("UPDATE delay_cluster_gate SET next_look_at_ms = 0"))
+    record_outage(broker, master)
+    broker.ledger.transact(lambda c: c.exec_driver_sql("UPDATE delay_cluster_circuit SET next_check_at_ms = 0"))
     if over:
         master.open()
     assert (task.begin() is None) is over
@@ -531,7 +530,7 @@ class OneAfterTheOther(dict[str, Any]):
         return states.pop(0) if len(states) > 1 else states[0]
 
 
-def test_a_job_that_the_cluster_no_longer_knows_is_submitted_anew(
+def test_a_job_that_the_cluster_no_longer_knows_is_submitted_again(
     task: Task, master: MasterPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = "driver-20300101000000-0001", "driver-20300101000000-0002"

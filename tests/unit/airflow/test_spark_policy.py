@@ -14,9 +14,9 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
-from airflow_delay_provider.policies.spark import SparkRetryPolicy
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.spark.failures import Evidence
+from airflow_delay_provider.spark.policy import SparkRetryPolicy
 
 REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
 SYNTAX = "SyntaxError: invalid syntax"

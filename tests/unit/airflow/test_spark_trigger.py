@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from airflow.sdk.serde import deserialize, serialize
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.hooks import cluster_gate
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.ledger import delivery
-from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.spark import admission
+from airflow_delay_provider.spark.admission import RetryAdmission
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, WaitsFor
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
-from airflow_delay_provider.triggers.journal import JournalTail
-from airflow_delay_provider.triggers.retry_desk import RetryDesk
+from airflow_delay_provider.triggers.journal_tail import JournalTail
 from airflow_delay_provider.triggers.spark import RetryTicketTrigger
 from tests.unit.airflow.listening import MasterPort
 from tests.unit.airflow.tickets import HOUR, issue, restarted, tickets_in, trigger_of
@@ -48,14 +48,14 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Iterator[MasterPort]:
 
 
 @pytest.fixture(autouse=True)
-def _looks_follow_each_other_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_gate, "LOOKS", Backoff(initial=100 * MS, cap=100 * MS, floor=100 * MS))
+def _checks_follow_each_other_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "CHECKS", Backoff(initial=100 * MS, cap=100 * MS, floor=100 * MS))
 
 
 @pytest.fixture
-def looks_follow_each_other_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def checks_follow_each_other_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a ticket is extended once, however slow the machine is."""
-    monkeypatch.setattr(cluster_gate, "LOOKS", Backoff(initial=HOUR, cap=HOUR, floor=HOUR))
+    monkeypatch.setattr(admission, "CHECKS", Backoff(initial=HOUR, cap=HOUR, floor=HOUR))
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def dispatching(broker: EmbeddedBroker) -> Iterator[None]:
 
 
 def shared_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith((JournalTail.__name__, RetryDesk.__name__))]
+    return [t.name for t in threading.enumerate() if t.name.startswith((JournalTail.__name__, RetryAdmission.__name__))]
 
 
 def start(trigger: RetryTicketTrigger) -> asyncio.Task[Any]:
@@ -108,11 +108,11 @@ async def test_a_ticket_that_comes_while_the_cluster_is_up_means_go(
     assert master.looks == 0
     dispatch(HOUR)
 
-    assert await finish(waiting) == {"end": "go", "extensions": 0}
+    assert await finish(waiting) == {"outcome": "go", "extensions": 0}
     assert master.looks == 1
 
 
-async def test_while_the_cluster_is_down_the_ticket_is_extended_and_burns_no_attempt(
+async def test_while_the_cluster_is_down_the_ticket_is_extended_and_costs_no_attempt(
     broker: EmbeddedBroker, dispatching: None, master: MasterPort
 ) -> None:
     ticket = issue(broker, after=timedelta(0))
@@ -127,11 +127,11 @@ async def test_while_the_cluster_is_down_the_ticket_is_extended_and_burns_no_att
 
     master.open()
     event = await finish(waiting)
-    assert event == {"end": "go", "extensions": len(tickets_in(broker)) - 1}
+    assert event == {"outcome": "go", "extensions": len(tickets_in(broker)) - 1}
     assert tickets_in(broker, State.SCHEDULED) == []
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
 async def test_expediting_an_extended_ticket_does_not_pass_a_cluster_that_is_down(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
@@ -151,11 +151,11 @@ async def test_cancelling_the_ticket_gives_the_task_up(broker: EmbeddedBroker, m
     ticket = issue(broker)
     waiting = start(trigger_of(ticket))
     broker.cancel([ticket.id])
-    assert await finish(waiting) == {"end": "given_up", "extensions": 0}
+    assert await finish(waiting) == {"outcome": "given_up", "extensions": 0}
     assert master.looks == 0
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
 async def test_cancelling_an_extended_ticket_gives_the_task_up(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
@@ -163,16 +163,16 @@ async def test_cancelling_an_extended_ticket_gives_the_task_up(
     dispatch(HOUR)
     await until(lambda: tickets_in(broker, State.SCHEDULED))
     broker.cancel([each.id for each in tickets_in(broker, State.SCHEDULED)])
-    assert await finish(waiting) == {"end": "given_up", "extensions": 1}
+    assert await finish(waiting) == {"outcome": "given_up", "extensions": 1}
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
-async def test_a_ticket_that_would_be_due_after_all_time_is_over_expires_and_is_taken_back(
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
+async def test_a_ticket_that_would_be_due_too_late_expires_and_is_cancelled(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
     waiting = start(trigger_of(issue(broker), give_up_after=HOUR))
     dispatch(HOUR)
-    assert await finish(waiting) == {"end": "expired", "extensions": 1}
+    assert await finish(waiting) == {"outcome": "expired", "extensions": 1}
     assert [each.extension for each in tickets_in(broker, State.CANCELLED)] == [1]
     assert tickets_in(broker, State.SCHEDULED) == []
 
@@ -194,7 +194,7 @@ async def test_a_ticket_that_its_broker_refuses_is_lost(
         delivery.mark_dead(connection, claims, now_ms=now_ms, reason="too large")
 
     broker.ledger.transact(refuse)
-    assert (await finish(waiting))["end"] == "lost"
+    assert (await finish(waiting))["outcome"] == "lost"
 
 
 async def test_ending_the_task_takes_its_ticket_back(broker: EmbeddedBroker, master: MasterPort) -> None:
@@ -206,8 +206,8 @@ async def test_ending_the_task_takes_its_ticket_back(broker: EmbeddedBroker, mas
     assert len(tickets_in(broker, State.CANCELLED)) == 1
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
-async def test_ending_the_task_takes_its_extended_ticket_back(
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
+async def test_stopping_the_task_cancels_its_extended_ticket(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
     trigger = trigger_of(issue(broker), give_up_after=24 * HOUR)
@@ -220,7 +220,7 @@ async def test_ending_the_task_takes_its_extended_ticket_back(
     assert [each.extension for each in tickets_in(broker, State.CANCELLED)] == [1]
 
 
-async def test_ending_a_task_whose_ticket_has_come_raises_nothing(
+async def test_stopping_a_task_whose_ticket_was_dispatched_raises_nothing(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
     trigger = trigger_of(issue(broker))
@@ -254,13 +254,13 @@ async def test_a_trigger_that_is_restarted_in_mid_extension_goes_on_and_schedule
 
     # Each extension has one ticket, whoever asked for it.
     after = tickets_in(broker)
-    assert event["end"] == "go"
+    assert event["outcome"] == "go"
     assert [each.extension for each in after] == list(range(len(after)))
     assert after[: len(before)] == before
     assert event["extensions"] <= len(after) - 1
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
 async def test_a_ticket_given_up_while_no_triggerer_ran_is_given_up(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
@@ -271,10 +271,10 @@ async def test_a_ticket_given_up_while_no_triggerer_ran_is_given_up(
     await stop(waiting)
     broker.cancel([trigger._current.id])
 
-    assert (await finish(start(restarted(trigger))))["end"] == "given_up"
+    assert (await finish(start(restarted(trigger))))["outcome"] == "given_up"
 
 
-async def test_many_tickets_that_come_together_cause_few_looks_and_have_turns(
+async def test_many_tickets_that_are_due_together_cause_few_checks_and_are_spread(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSIONS_PER_SECOND", "0.02")
@@ -282,7 +282,7 @@ async def test_many_tickets_that_come_together_cause_few_looks_and_have_turns(
     master.open()
     waiting = [start(trigger_of(issue(broker, map_index=number))) for number in range(50)]
     await until(
-        lambda: any(isinstance(each, RetryDesk) and each.users == 50 for each in BrokerThread._running.values())
+        lambda: any(isinstance(each, RetryAdmission) and each.users == 50 for each in BrokerThread._running.values())
     )
     assert len(shared_threads()) == 2
     dispatch(HOUR)
@@ -298,13 +298,13 @@ async def test_many_tickets_that_come_together_cause_few_looks_and_have_turns(
     looks = master.looks
     dispatch(HOUR)
     events = await finish(asyncio.gather(*waiting))
-    assert [event["end"] for event in events] == ["go"] * 50
+    assert [event["outcome"] for event in events] == ["go"] * 50
     assert sorted(event["extensions"] for event in events) == [0] * 5 + [1] * 45
     assert master.looks <= looks + 10
 
 
-@pytest.mark.usefixtures("looks_follow_each_other_rarely")
-async def test_many_tickets_of_a_cluster_that_is_down_look_together(
+@pytest.mark.usefixtures("checks_follow_each_other_rarely")
+async def test_many_tickets_of_a_cluster_that_is_down_share_its_checks(
     broker: EmbeddedBroker, dispatch: Dispatch, master: MasterPort
 ) -> None:
     """Once one has seen the outage, all wait for the same next look."""

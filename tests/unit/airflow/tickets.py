@@ -1,4 +1,4 @@
-"""Tickets of Spark retries for tests of what waits for them: who has them, where they stand in the ledger."""
+"""Tickets of Spark retries for tests: issue them, and find them in the ledger."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import select
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, message_of
+from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Origin
-from airflow_delay_provider.ledger.records import MESSAGE_COLUMNS, message_of
-from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket
 from airflow_delay_provider.triggers.spark import RetryTicketTrigger
 

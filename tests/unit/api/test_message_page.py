@@ -22,8 +22,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from airflow_delay_provider.api.app import create_app
-from airflow_delay_provider.api.ledgers import KEPT, OpenLedgers
+from airflow_delay_provider.api.app import REOPEN_AFTER, OpenLedgers, create_app
 from airflow_delay_provider.api.message_page import (
     PREVIEW_BYTES,
     SHOWN_ENTRIES,
@@ -31,13 +30,12 @@ from airflow_delay_provider.api.message_page import (
     describe_span,
     dispatcher_warning,
 )
-from airflow_delay_provider.domain.journal import FROM_THE_START, JournalEntry
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.brokers.ledger import projection
+from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
+from airflow_delay_provider.brokers.ledger.tables import scheduled_message
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.ledger import projection
-from airflow_delay_provider.ledger.heartbeats import GONE_AFTER
-from airflow_delay_provider.ledger.tables import scheduled_message
 from airflow_delay_provider.plugins.delay import DelayPlugin
 from airflow_delay_provider.testing.clock import START
 from airflow_delay_provider.testing.kit import DelayTestKit
@@ -137,21 +135,25 @@ def test_a_dispatcher_that_cannot_work_is_named_with_its_reason(client: TestClie
     message_id = delay_kit.schedule("invoices", deliver_after=HOUR)
     let_pass(delay_kit.broker.ledger, GONE_AFTER)
     failing = {**WELL, "well": False, "failures": 2, "error": f"LedgerError: {ATTACK}"}
-    write_heartbeat(delay_kit.broker.ledger, loops={"dispatch_due": failing})
+    write_heartbeat(delay_kit.broker.ledger, loops={"dispatch_embedded": failing})
     page = client.get(f"/messages/{message_id}").text
-    assert f"Dispatcher {OWNER} runs, but its loop dispatch_due failed 2 times since" in page
+    assert f"Dispatcher {OWNER} runs, but its loop dispatch_embedded failed 2 times since" in page
     assert ESCAPED in page
 
 
-@pytest.mark.parametrize(("climbed", "climbs", "warned"), [(False, [], 0), (True, [], 0), (True, ["far"], 1)])
+@pytest.mark.parametrize(
+    ("needs_dispatcher", "kafka_connections", "warned"), [(False, [], 0), (True, [], 0), (True, ["far"], 1)]
+)
 def test_a_message_that_a_broker_holds_misses_only_a_dispatcher_that_is_known_to_serve_it(
-    delay_kit: DelayTestKit, climbed: bool, climbs: list[str], warned: int
+    delay_kit: DelayTestKit, needs_dispatcher: bool, kafka_connections: list[str], warned: int
 ) -> None:
     """RabbitMQ needs none, and one for Kafka may use another ledger."""
     record = replace(delay_kit.record(delay_kit.schedule("c", deliver_after=HOUR)), held_by_broker=True)
-    write_heartbeat(delay_kit.broker.ledger, climbs=climbs)
+    write_heartbeat(delay_kit.broker.ledger, kafka_connections=kafka_connections)
     let_pass(delay_kit.broker.ledger, GONE_AFTER)
-    found = dispatcher_warning(record, dispatchers_of(delay_kit.broker.ledger), conn_id="far", climbed=climbed)
+    found = dispatcher_warning(
+        record, dispatchers_of(delay_kit.broker.ledger), conn_id="far", needs_dispatcher=needs_dispatcher
+    )
     assert bool(found) == bool(warned)
 
 
@@ -309,7 +311,7 @@ def test_without_a_user_every_address_asks_to_sign_in(app: FastAPI, delay_kit: D
 def test_an_unknown_id_is_answered_with_a_sentence(client: TestClient) -> None:
     page = client.get("/messages/nobody-knows-it")
     assert page.status_code == 404
-    assert "knows no message &#39;nobody-knows-it&#39;" in page.text
+    assert "has no message &#39;nobody-knows-it&#39;" in page.text
 
 
 def test_an_id_may_contain_slashes(client: TestClient, delay_kit: DelayTestKit) -> None:
@@ -327,9 +329,7 @@ def test_a_ledger_that_is_down_is_answered_with_its_error(
     assert "file is not a database" in page.text
 
 
-def test_a_row_that_no_message_can_be_made_of_is_answered_with_its_error(
-    client: TestClient, delay_kit: DelayTestKit
-) -> None:
+def test_a_broken_row_is_answered_with_its_error(client: TestClient, delay_kit: DelayTestKit) -> None:
     message_id = delay_kit.schedule("invoices")
     with delay_kit.broker.ledger.engine.begin() as connection:
         connection.execute(update(scheduled_message).values(channel=ATTACK))
@@ -387,7 +387,7 @@ def test_a_message_that_a_broker_holds_is_shown_from_the_configured_ledger(
         lambda c: projection.project(c, "rabbit", [entry], after=FROM_THE_START, position="1")
     )
     real = DelayHook.get_conn
-    broker = SimpleNamespace(clock=delay_kit.clock)
+    broker = SimpleNamespace(clock=delay_kit.clock, ledger=None)
     monkeypatch.setattr(DelayHook, "get_conn", lambda hook: broker if hook.delay_conn_id == "rabbit" else real(hook))
     monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", delay_kit.url)
     page = client.get("/messages/held", params={"conn_id": "rabbit"})
@@ -396,7 +396,7 @@ def test_a_message_that_a_broker_holds_is_shown_from_the_configured_ledger(
     assert client.get(f"/messages/{own}", params={"conn_id": "rabbit"}).status_code == 404
 
 
-def test_the_page_does_not_tell_which_connections_exist(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_does_not_reveal_which_connections_exist(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", "postgresql://warehouse.internal")
     existing = client.get("/messages/any", params={"conn_id": "warehouse"})
     missing = client.get("/messages/any", params={"conn_id": "nothing_here"})
@@ -424,7 +424,7 @@ def test_a_changed_connection_is_noticed_after_a_while(
     before = ledgers.get(delay_connection).ledger
     define_connection(monkeypatch, delay_connection, f"sqlite:///{tmp_path / 'new.db'}")
     assert ledgers.get(delay_connection).ledger is before
-    seconds[0] = KEPT.total_seconds()
+    seconds[0] = REOPEN_AFTER.total_seconds()
     assert ledgers.get(delay_connection).ledger.url.database == str(tmp_path / "new.db")
     ledgers.close()
 
@@ -448,11 +448,11 @@ def test_the_plugin_mounts_the_application() -> None:
         (timedelta(0), "0 ms"),
     ],
 )
-def test_a_span_is_told_in_its_two_largest_units(span: timedelta, text: str) -> None:
+def test_a_duration_is_shown_in_its_two_largest_units(span: timedelta, text: str) -> None:
     assert describe_span(span) == text
 
 
-def test_a_moment_is_told_from_now() -> None:
+def test_a_time_is_shown_relative_to_now() -> None:
     assert describe_moment(START + timedelta(hours=1), START) == "in 1 h"
     assert describe_moment(START - timedelta(hours=1), START) == "1 h ago"
     assert describe_moment(START, START) == "now"

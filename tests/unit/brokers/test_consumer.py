@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.brokers.consumer import Consumed, Consumer, ConsumerConfig
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 
 
 @pytest.fixture

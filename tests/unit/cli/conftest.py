@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.process import free_port
 from tests.unit.cli.commandline import CommandLine
+from tools.servers.process import free_port
 
 Define = Callable[..., str]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.cli import bulk, progress
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.cli import bulk, output
 from airflow_delay_provider.domain.clock import EPOCH
+from airflow_delay_provider.domain.exceptions import LedgerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import LedgerError
 from tests.unit.cli.commandline import CommandLine
 
 FAR = "2035-01-31T17:00:00Z"
@@ -67,7 +67,7 @@ def test_each_csv_row_becomes_a_message(delay: CommandLine, tmp_path: Path) -> N
     assert (other["channel"], other["payload"], other["priority"]) == ("invoices", "", 0)
 
 
-def test_options_hold_for_lines_that_do_not_say_otherwise(delay: CommandLine, tmp_path: Path) -> None:
+def test_options_apply_to_lines_without_their_own_value(delay: CommandLine, tmp_path: Path) -> None:
     rows = [
         {"message_id": "m1", "payload": "x"},
         {
@@ -103,24 +103,24 @@ def test_the_same_file_again_schedules_nothing_twice(delay: CommandLine, tmp_pat
 
 GOOD = '{"payload": "x", "deliver_at": "2035-01-31T17:00:00Z"}'
 BAD_LINES = [
-    ("{", "line: not JSON (", "write one JSON object a line"),
-    ("[1]", "line: list is not an object", "write one JSON object a line"),
+    ("{", "line: not JSON (", "write one JSON object per line"),
+    ("[1]", "line: list is not an object", "write one JSON object per line"),
     ('{"payload": "x", "delivery": 5}', "line: 'delivery' is not a field of a message", "use channel, payload"),
-    ("{}", "payload: missing", "give one of payload and payload_base64"),
-    ('{"payload": "x", "payload_base64": "eA=="}', "payload: given twice", "give one of"),
+    ("{}", "payload: missing", "give either payload or payload_base64"),
+    ('{"payload": "x", "payload_base64": "eA=="}', "payload: given twice", "give either"),
     ('{"payload_base64": "?"}', "payload_base64: not base64", "encode the bytes"),
     ('{"payload": NaN}', "payload: float cannot be written as JSON", "pass bytes, str or plain JSON data"),
     ('{"payload": "\\ud800"}', "payload: str cannot be written as UTF-8", "pass bytes"),
     ('{"payload": "x", "deliver_at": "2035-01-31T17:00:00"}', "deliver_at: ", "has no time zone; add one"),
-    ('{"payload": "x", "deliver_at": 5}', "deliver_at: 5 is of another kind", "use text"),
-    ('{"payload": "x", "deliver_after": true}', "deliver_after: true is of another kind", "use a number or text"),
+    ('{"payload": "x", "deliver_at": 5}', "deliver_at: 5 has the wrong type", "use text"),
+    ('{"payload": "x", "deliver_after": true}', "deliver_after: true has the wrong type", "use a number or text"),
     ('{"payload": "x", "deliver_at": "2035-01-31T17:00:00Z", "deliver_after": 5}', "deliver_at: ", "give only one"),
     ('{"payload": "x", "deliver_at": "2001-01-01T00:00:00Z"}', "deliver_at: ", "has passed; choose a later time"),
     ('{"payload": "x", "deliver_at": "9000-01-01T00:00:00Z"}', "deliver_at: ", "choose an earlier time"),
-    ('{"payload": "x", "channel": "a b"}', "channel: 'a b' is not a channel name", "use 1-255 letters"),
+    ('{"payload": "x", "channel": "a b"}', "channel: 'a b' is not a valid channel name", "use 1-255 letters"),
     ('{"payload": "x", "message_id": ""}', "message_id: ", "use 1-255 printable characters"),
-    ('{"payload": "x", "message_id": 7}', "message_id: 7 is of another kind", "use text"),
-    ('{"payload": "x", "priority": 1.5}', "priority: 1.5 is of another kind", "use a number or text"),
+    ('{"payload": "x", "message_id": 7}', "message_id: 7 has the wrong type", "use text"),
+    ('{"payload": "x", "priority": 1.5}', "priority: 1.5 has the wrong type", "use a number or text"),
     ('{"payload": "x", "priority": 300}', "priority: 300 is out of range", "use 0 to 255"),
     ('{"payload": "x", "headers": {"a": 1}}', "headers: ", "is not text; use"),
     ('{"payload": "x", "key": "a\\u0000b"}', "key: ", "without NUL"),
@@ -143,13 +143,13 @@ def test_a_bad_json_line_is_named_and_nothing_is_written(
 
 BAD_ROWS = [
     (b"payload,colour\nx,red\n", 1, "line: 'colour' is not a field of a message; use channel, payload"),
-    (b"payload,payload\nx,y\n", 1, "line: a column name stands twice; name each column once"),
+    (b"payload,payload\nx,y\n", 1, "line: a column name occurs twice; give each column its own name"),
     (b'payload,key\n"a\nb",k\nx,k,more\n', 4, "line: 3 cells for 2 columns; "),
     (b'payload,key\nx,k\n"never closed,k\n', 3, "line: not CSV (unexpected end of data); quote"),
     (b"payload,headers\nx,{}\nx,a=1\n", 3, "headers: not a JSON object; write them as"),
     (b"payload,deliver_at\nx,soon\n", 2, "deliver_at: 'soon' is not a time; use"),
     (b"payload\nx\n\xff\n", 3, "file: not UTF-8 (invalid start byte); save the file as UTF-8"),
-    (b"key\nk\n", 2, "payload: missing; give one of"),
+    (b"key\nk\n", 2, "payload: missing; give either"),
 ]
 
 
@@ -174,7 +174,7 @@ def test_a_bad_line_far_behind_is_found_before_anything_is_written(
     nothing_waits()
 
 
-def test_an_id_that_stands_twice_is_named_with_both_lines(
+def test_a_duplicate_id_is_named_with_both_lines(
     delay: CommandLine, tmp_path: Path, nothing_waits: Callable[[], None]
 ) -> None:
     """Chunks apart, the second would silently be kept as the first."""
@@ -182,14 +182,14 @@ def test_an_id_that_stands_twice_is_named_with_both_lines(
     file = write_lines(tmp_path / "f.jsonl", [GOOD, same, *[GOOD] * 1500, same])
     result = delay("schedule", "orders", "--file", file)
     assert result.code == 2
-    assert "line 1503: message_id: 'same' stands in line 2 too; use one id a message" in result.err
+    assert "line 1503: message_id: 'same' is also in line 2; give each message its own id" in result.err
     nothing_waits()
 
 
-def test_a_channel_must_stand_somewhere(delay: CommandLine, tmp_path: Path) -> None:
+def test_a_channel_is_required(delay: CommandLine, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "f.jsonl", [GOOD])
     result = delay("schedule", "--file", file)
-    assert (result.code, "line 1: channel: none is given; add it to the line" in result.err) == (2, True)
+    assert (result.code, "line 1: channel: missing; add it to the line" in result.err) == (2, True)
 
 
 def test_the_limits_of_the_connection_hold_for_each_line(
@@ -207,22 +207,20 @@ def test_the_limits_of_the_connection_hold_for_each_line(
     nothing_waits()
 
 
-def test_a_line_without_end_is_not_read_to_its_end(
-    delay: CommandLine, define: Callable[..., str], tmp_path: Path
-) -> None:
+def test_an_endless_line_is_not_read_to_its_end(delay: CommandLine, define: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_bytes(b'{"payload": "' + b"x" * 3_000_000)
     result = delay("schedule", "orders", "--file", str(file), "--conn-id", define(max_payload_bytes=4))
     assert result.code == 2
-    assert "line 1: payload: more than 1048600 bytes in one line; send a reference" in result.err
+    assert "line 1: payload: the line exceeds 1048600 bytes; send a reference" in result.err
 
 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("missing.jsonl", "cannot be read (No such file or directory); give a file"),
-        ("folder.csv", "is not a regular file; it is read twice"),
-        ("rows.xlsx", "is neither JSON lines nor CSV; name it .jsonl, .ndjson or .csv"),
+        ("missing.jsonl", "cannot be read (No such file or directory); name a file"),
+        ("folder.csv", "is not a regular file; save it to disk first"),
+        ("rows.xlsx", "is neither JSON Lines nor CSV; name it .jsonl, .ndjson or .csv"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(delay: CommandLine, tmp_path: Path, name: str, problem: str) -> None:
@@ -234,12 +232,13 @@ def test_a_file_that_cannot_be_used_is_refused(delay: CommandLine, tmp_path: Pat
 
 
 @pytest.mark.parametrize("option", ["--payload", "--payload-file", "--id"])
-def test_what_each_line_has_of_its_own_is_refused_beside_a_file(
-    delay: CommandLine, tmp_path: Path, option: str
-) -> None:
+def test_options_for_one_message_are_refused_with_a_file(delay: CommandLine, tmp_path: Path, option: str) -> None:
     file = write_lines(tmp_path / "f.jsonl", [GOOD])
     result = delay("schedule", "orders", "--file", file, option, "x")
-    assert (result.code, result.err) == (2, f"file: {option} is given too; give only one: each line has its own\n")
+    assert (result.code, result.err) == (
+        2,
+        f"file: cannot be combined with {option}; set it in each line of the file\n",
+    )
 
 
 def failing_from(monkeypatch: pytest.MonkeyPatch, *, call: int, error: BaseException) -> None:
@@ -257,9 +256,7 @@ def failing_from(monkeypatch: pytest.MonkeyPatch, *, call: int, error: BaseExcep
     monkeypatch.setattr(EmbeddedBroker, "_schedule", fail)
 
 
-def test_an_outage_on_the_way_says_what_is_confirmed_and_the_same_command_continues(
-    delay: CommandLine, tmp_path: Path
-) -> None:
+def test_an_outage_names_the_last_confirmed_line_and_repeating_continues(delay: CommandLine, tmp_path: Path) -> None:
     """B34, B36: nothing is lost and nothing comes twice."""
     file = write_lines(tmp_path / "f.jsonl", [GOOD] * 2500)
     with pytest.MonkeyPatch.context() as patch:
@@ -268,7 +265,7 @@ def test_an_outage_on_the_way_says_what_is_confirmed_and_the_same_command_contin
     assert result.code == 3
     assert result.err == (
         f"{file}: 2000 messages up to line 2000 are confirmed, then: the ledger did not confirm;"
-        " the same command again continues safely\n"
+        " repeat the command to continue\n"
     )
     assert delay.counts()["SCHEDULED"] == 2000
     done = delay.document("schedule", "orders", "--file", file)
@@ -276,15 +273,15 @@ def test_an_outage_on_the_way_says_what_is_confirmed_and_the_same_command_contin
     assert delay.counts()["SCHEDULED"] == 2500
 
 
-def test_with_another_conflict_policy_the_advice_is_to_keep(delay: CommandLine, tmp_path: Path) -> None:
+def test_another_conflict_policy_is_advised_to_keep(delay: CommandLine, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "f.jsonl", [GOOD] * 1500)
     with pytest.MonkeyPatch.context() as patch:
         failing_from(patch, call=2, error=LedgerError("the ledger did not confirm"))
         result = delay("schedule", "orders", "--file", file, "--on-conflict", "fail")
-    assert "the same command with --on-conflict keep continues safely" in result.err
+    assert "repeat the command with --on-conflict keep to continue" in result.err
 
 
-def test_ctrl_c_on_the_way_says_what_is_confirmed(delay: CommandLine, tmp_path: Path) -> None:
+def test_ctrl_c_names_the_last_confirmed_line(delay: CommandLine, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "f.jsonl", [GOOD] * 1500)
     with pytest.MonkeyPatch.context() as patch:
         failing_from(patch, call=2, error=KeyboardInterrupt())
@@ -293,14 +290,14 @@ def test_ctrl_c_on_the_way_says_what_is_confirmed(delay: CommandLine, tmp_path: 
     assert "1000 messages up to line 1000 are confirmed, then: interrupted" in result.err
 
 
-def test_an_id_that_is_taken_can_fail(delay: CommandLine, tmp_path: Path) -> None:
+def test_an_existing_id_can_fail(delay: CommandLine, tmp_path: Path) -> None:
     """B5: code 1, and the chunk is not written."""
     rows = [{"payload": "x", "deliver_at": FAR, "message_id": name} for name in ("m1", "m2")]
     file = write_lines(tmp_path / "f.jsonl", rows)
     delay.document("schedule", "orders", "--payload", "x", "--at", FAR, "--id", "m2")
     result = delay("schedule", "orders", "--file", file, "--on-conflict", "fail")
     assert result.code == 1
-    assert f"{file}: no line is confirmed, then: message 'm2' exists already (SCHEDULED)" in result.err
+    assert f"{file}: no message is confirmed, then: message 'm2' already exists (SCHEDULED)" in result.err
     assert delay.counts()["SCHEDULED"] == 1
 
 
@@ -331,7 +328,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 ) -> None:
     file = write_lines(tmp_path / "f.jsonl", [GOOD] * 1500)
     assert delay("schedule", "orders", "--file", file).err == ""
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.0)
     assert delay("schedule", "orders", "--file", file).err.splitlines() == [
         f"checking {file}: 1000 lines",
         f"scheduling {file}: 1000 of 1500 lines",

@@ -38,7 +38,7 @@ def test_a_connection_in_airflows_database_is_found(delay: CommandLine, stored_c
     assert delay.counts()["SCHEDULED"] == 1
 
 
-def test_looking_for_connections_leaves_the_environment_as_it_was(delay: CommandLine) -> None:
+def test_reading_connections_leaves_the_environment_unchanged(delay: CommandLine) -> None:
     before = dict(os.environ)
     delay("status")
     assert dict(os.environ) == before
@@ -57,6 +57,6 @@ def test_the_default_is_not_taken_while_airflows_database_cannot_be_asked(
         patch.setenv("AIRFLOW_CONN_DELAY_DEFAULT", "delay://")
         defined = delay("schedule", "orders", "--payload", "x", "--after", "60")
     assert result.code == 3
-    assert "Airflow could not say whether connection 'delay_default' is defined" in result.err
+    assert "Airflow could not look up connection 'delay_default'" in result.err
     assert defined.code == 0
     assert delay.counts()["SCHEDULED"] == 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.brokers.consumer import Consumed, Consumer
-from airflow_delay_provider.cli import consuming
+from airflow_delay_provider.cli import consume
 from tests.unit.cli.commandline import CommandLine
 
 
@@ -86,7 +86,7 @@ def test_a_command_gets_the_payload_and_the_message_in_its_environment(
     }
 
 
-def test_code_75_puts_the_message_back_for_later(one: CommandLine, script: Callable[[str], str]) -> None:
+def test_exit_code_75_defers_the_message(one: CommandLine, script: Callable[[str], str]) -> None:
     """A1, A2, A15, A23: back to its own channel, with its count raised, without waiting here."""
     result = one(
         "consume",
@@ -105,7 +105,7 @@ def test_code_75_puts_the_message_back_for_later(one: CommandLine, script: Calla
     assert (shown["state"], shown["channel"], shown["handled_count"]) == ("SCHEDULED", "orders", 1)
 
 
-def test_another_code_gives_the_message_up(one: CommandLine, script: Callable[[str], str]) -> None:
+def test_another_exit_code_dead_letters_the_message(one: CommandLine, script: Callable[[str], str]) -> None:
     """A25: to the dead-letter channel, with the reason, and without a traceback."""
     command = script("import sys; sys.stdin.read(); sys.exit(3)")
     result = one("consume", "orders", "--limit", "1", "--timeout", "20", "--exec", command)
@@ -119,7 +119,7 @@ def test_another_code_gives_the_message_up(one: CommandLine, script: Callable[[s
     assert dead["payload"] == "hello"
 
 
-def test_a_message_deferred_too_often_is_given_up(one: CommandLine, script: Callable[[str], str]) -> None:
+def test_a_message_deferred_too_often_is_dead_lettered(one: CommandLine, script: Callable[[str], str]) -> None:
     """A24, A25: never retried forever; the dead-letter channel can be named."""
     words = ["--exec", script("raise SystemExit(75)"), "--defer-seconds", "0", "--max-handled", "2"]
     result = one("consume", "orders", "--limit", "3", "--timeout", "20", *words, "--dead-letter-channel", "graveyard")
@@ -130,17 +130,20 @@ def test_a_message_deferred_too_often_is_given_up(one: CommandLine, script: Call
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--exec", "no-such-program-here --x"], "exec: 'no-such-program-here --x' is not a command; name a program"),
+        (
+            ["--exec", "no-such-program-here --x"],
+            "exec: 'no-such-program-here --x' is not a command; name an executable program",
+        ),
         (["--exec", "sh -c 'open"], 'exec: "sh -c \'open" is not a command (No closing quotation); close the quotes'),
-        (["--exec", ""], "exec: '' is not a command; name a program"),
-        (["--exec", "true", "--print"], "exec: --print is given too; give only one of the two"),
-        (["--limit", "0"], "limit: '0' is not a whole number from 1; use"),
-        (["--timeout", "-1"], "timeout: '-1' is not a number of seconds from 0; use"),
-        (["--timeout", "nan"], "timeout: 'nan' is not a number of seconds from 0; use"),
-        (["--visibility", "long"], "visibility: 'long' is not a number of seconds from 0; use"),
-        (["--exec", "true", "--defer-seconds", "x"], "defer-seconds: 'x' is not a number of seconds from 0; use"),
-        (["--max-handled", "none"], "max-handled: 'none' is not a whole number from 1; use"),
-        (["--dead-letter-channel", "a b"], "channel: 'a b' is not a channel name; use"),
+        (["--exec", ""], "exec: '' is not a command; name an executable program"),
+        (["--exec", "true", "--print"], "exec: cannot be combined with --print; give only one of them"),
+        (["--limit", "0"], "limit: '0' is not a whole number of at least 1; use"),
+        (["--timeout", "-1"], "timeout: '-1' is not a duration in seconds; use"),
+        (["--timeout", "nan"], "timeout: 'nan' is not a duration in seconds; use"),
+        (["--visibility", "long"], "visibility: 'long' is not a duration in seconds; use"),
+        (["--exec", "true", "--defer-seconds", "x"], "defer-seconds: 'x' is not a duration in seconds; use"),
+        (["--max-handled", "none"], "max-handled: 'none' is not a whole number of at least 1; use"),
+        (["--dead-letter-channel", "a b"], "channel: 'a b' is not a valid channel name; use"),
     ],
 )
 def test_bad_input_is_refused_and_the_message_stays(one: CommandLine, words: list[str], problem: str) -> None:
@@ -153,7 +156,7 @@ def test_bad_input_is_refused_and_the_message_stays(one: CommandLine, words: lis
 
 def test_a_bad_channel_is_refused(delay: CommandLine) -> None:
     result = delay("consume", "a b", "--timeout", "0")
-    assert (result.code, result.err.startswith("channel: 'a b' is not a channel name")) == (2, True)
+    assert (result.code, result.err.startswith("channel: 'a b' is not a valid channel name")) == (2, True)
 
 
 def test_a_command_that_cannot_be_started_leaves_the_message(one: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +228,7 @@ def test_a_second_signal_ends_at_once_and_the_message_comes_again(
             super().set()
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(consuming, "Event", TwiceAsked)
+    monkeypatch.setattr(consume, "Event", TwiceAsked)
     # It has read all when it is surely looked after.
     command = "sh -c 'cat >/dev/null; kill -INT $PPID; sleep 300; true'"
     result = one("consume", "orders", "--exec", command, "--visibility", "1")

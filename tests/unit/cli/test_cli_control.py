@@ -46,7 +46,7 @@ def test_one_unknown_id_changes_none_of_them(two: CommandLine, words: list[str])
     command, *options = words
     result = two(command, "m1", "nobody", *options)
     assert result.code == 1
-    assert result.err.startswith("message 'nobody' is not known; list what is")
+    assert result.err.startswith("message 'nobody' is not known; `airflow delay list` shows")
     assert [entry["change"] for entry in two.document("show", "m1")["history"]] == ["scheduled"]
 
 
@@ -57,14 +57,14 @@ def test_a_dispatched_message_can_no_longer_be_changed(delay: CommandLine, words
     command, *options = words
     result = delay(command, "m1", *options)
     assert result.code == 1
-    assert "only a waiting message can" in result.err
+    assert "only a scheduled message can" in result.err
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "--at (deliver_at): no time is given; give --at or --after, or use `airflow delay expedite`"),
-        (["--at", FAR, "--after", "5"], "--at (deliver_at): deliver_after is given too; give only one"),
+        ([], "--at (deliver_at): missing; give --at or --after; to deliver now, use `airflow delay expedite`"),
+        (["--at", FAR, "--after", "5"], "--at (deliver_at): deliver_after is given, too; give only one"),
         (["--at", "2035-01-31T17:00:00"], "--at (deliver_at): 2035-01-31T17:00:00 has no time zone; add one"),
         (["--at", "9000-01-01T00:00:00Z"], "--at (deliver_at): 9000-01-01T00:00:00+00:00 is more than max_delay"),
         (["--after", "-5", "--on-past", "fail"], "--after (deliver_after): "),

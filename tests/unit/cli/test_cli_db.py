@@ -6,8 +6,10 @@ import sqlite3
 
 import pytest
 
-from airflow_delay_provider.ledger.migrations import HEAD, VERSION_TABLE
+from airflow_delay_provider.brokers.ledger.migrations import HEAD, VERSION_TABLE
 from tests.unit.cli.commandline import CommandLine
+
+pytestmark = pytest.mark.usefixtures("real_migrations")
 
 
 def test_the_tables_are_created_checked_and_dropped(delay: CommandLine, sqlite_url: str) -> None:
@@ -27,12 +29,12 @@ def test_the_tables_are_created_checked_and_dropped(delay: CommandLine, sqlite_u
     assert delay.document("db", "migrate")["revision"] == HEAD
 
 
-def test_a_downgrade_wants_to_be_confirmed(delay: CommandLine) -> None:
+def test_a_downgrade_must_be_confirmed(delay: CommandLine) -> None:
     """B42: without --yes nothing is lost."""
     delay.document("schedule", "orders", "--payload", "x", "--after", "60")
     result = delay("db", "downgrade")
     assert result.code == 2
-    assert result.err == "yes: going back to 'base' loses what later versions stored; add --yes to do it\n"
+    assert result.err == "Going back to revision 'base' drops all tables and messages. Pass --yes to confirm.\n"
     assert delay.counts()["SCHEDULED"] == 1
 
 
@@ -56,7 +58,7 @@ def test_tables_of_a_newer_version_are_left_as_they_are(delay: CommandLine, sqli
 
 
 @pytest.mark.parametrize("words", [["db", "migrate"], ["db", "check"]])
-def test_the_table_is_a_line_a_field(delay: CommandLine, words: list[str]) -> None:
+def test_the_table_has_one_line_per_field(delay: CommandLine, words: list[str]) -> None:
     delay("db", "migrate")
     result = delay(*words)
     assert result.code == 0

@@ -49,7 +49,7 @@ def test_without_the_option_the_connection_decides(far: CommandLine) -> None:
 def test_embedded_messages_cannot_be_held_elsewhere(delay: CommandLine) -> None:
     result = delay("schedule", "orders", "--payload", "x", "--hold", "broker")
     assert (result.code, result.err.startswith("hold: ")) == (3, True)
-    assert 'use hold="ledger" or none' in result.err
+    assert 'use hold="ledger", leave hold out' in result.err
 
 
 @pytest.mark.parametrize("command", ["schedule c", "send c", "cancel m", "reschedule m", "expedite m"])

@@ -39,12 +39,14 @@ def test_ids_need_no_confirmation_and_one_that_is_not_dead_is_named(dead: Comman
 def test_without_a_terminal_many_are_replayed_only_with_yes(dead: CommandLine) -> None:
     result = dead("replay", "--reason", "exited with 1")
     assert result.code == 2
-    assert result.err.startswith("yes: 3 messages would be replayed; add --yes")
+    assert result.err.startswith("This replays 3 messages. Pass --yes to confirm.")
     assert dead.counts()["DEAD"] == 3
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 3), ("", 3)])
-def test_on_a_terminal_one_is_asked(dead: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+def test_a_terminal_asks_for_confirmation(
+    dead: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
+) -> None:
     terminal = io.StringIO(answer)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
@@ -56,13 +58,13 @@ def test_on_a_terminal_one_is_asked(dead: CommandLine, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "replay: nothing says which messages are meant; give ids, a channel, a DAG, a reason or a time"),
+        ([], "replay: no messages are selected; give ids, a channel, a DAG, a reason or a time"),
         (["--since", "yesterday"], "since: 'yesterday' is not a time"),
         (["--until", "2030-01-01T00:00:00"], "until: 2030-01-01T00:00:00 has no time zone"),
-        (["--channel", "a b"], "channel: 'a b' is not a channel name"),
+        (["--channel", "a b"], "channel: 'a b' is not a valid channel name"),
     ],
 )
-def test_what_is_not_a_selection_is_refused(dead: CommandLine, words: list[str], sentence: str) -> None:
+def test_an_invalid_selection_is_refused(dead: CommandLine, words: list[str], sentence: str) -> None:
     """B13: code 2."""
     result = dead("replay", *words)
     assert result.code == 2

@@ -94,7 +94,7 @@ def test_the_same_id_again_can_fail(delay: CommandLine) -> None:
     delay.document("schedule", "orders", "--payload", "first", "--at", FAR, "--id", "m1")
     again = delay("schedule", "orders", "--payload", "2", "--at", FAR, "--id", "m1", "--on-conflict", "fail")
     assert again.code == 1
-    assert again.err.startswith("message 'm1' exists already (SCHEDULED); use another message_id")
+    assert again.err.startswith("message 'm1' already exists (SCHEDULED); use another message_id")
     assert delay.document("show", "m1", "--payload")["payload"] == "first"
 
 
@@ -112,7 +112,7 @@ def test_the_same_id_again_can_replace(delay: CommandLine) -> None:
 BAD_INPUT = [
     (["orders", "--payload", "x", "--at", "2035-01-31T17:00:00"], "--at (deliver_at): ", "has no time zone; add one"),
     (["orders", "--payload", "x", "--at", "tomorrow"], "--at (deliver_at): ", "is not a time; use"),
-    (["orders", "--payload", "x", "--at", FAR, "--after", "5"], "--at (deliver_at): ", "give only one of the two"),
+    (["orders", "--payload", "x", "--at", FAR, "--after", "5"], "--at (deliver_at): ", "give only one of them"),
     (["orders", "--payload", "x", "--after", "soon"], "--after (deliver_after): ", "is not a delay; use"),
     (["orders", "--payload", "x", "--after", "nan"], "--after (deliver_after): ", "is not a delay; use"),
     (["orders", "--payload", "x", "--after", "1e300"], "--after (deliver_after): ", ";"),
@@ -122,12 +122,12 @@ BAD_INPUT = [
         "has passed",
     ),
     (["orders", "--payload", "x", "--at", "9000-01-01T00:00:00Z"], "--at (deliver_at): ", "max_delay"),
-    (["orders", "--payload", "x", "--at", "9999-12-31T23:59:59-14:00"], "--at (deliver_at): ", "beyond the calendar"),
-    (["no spaces", "--payload", "x"], "channel: ", "is not a channel name; use 1-255 letters"),
-    (["", "--payload", "x"], "channel: ", "is not a channel name; use 1-255 letters"),
-    (["--payload", "x"], "channel: ", "none is given; name it"),
-    (["orders"], "payload: ", "none is given; give one of --payload and --payload-file"),
-    (["orders", "--payload", "x", "--payload-file", "y"], "payload: ", "give one of"),
+    (["orders", "--payload", "x", "--at", "9999-12-31T23:59:59-14:00"], "--at (deliver_at): ", "is out of range"),
+    (["no spaces", "--payload", "x"], "channel: ", "is not a valid channel name; use 1-255 letters"),
+    (["", "--payload", "x"], "channel: ", "is not a valid channel name; use 1-255 letters"),
+    (["--payload", "x"], "channel: ", "missing; name it"),
+    (["orders"], "payload: ", "missing; give either --payload or --payload-file"),
+    (["orders", "--payload", "x", "--payload-file", "y"], "payload: ", "give either"),
     (["orders", "--payload-file", "/nowhere/at/all"], "payload: ", "cannot be read (No such file"),
     (["orders", "--payload", "x" * 1_048_577], "payload: ", "1048577 bytes are more than max_payload_bytes (1048576)"),
     (["orders", "--payload", "\udcff"], "payload: ", "cannot be written as UTF-8"),

@@ -7,29 +7,29 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Finding, KeepsUndelivered, Provisioned
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.exceptions import MessagesWaitError
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import HasTopology, KeepsUndelivered, TopologyIssue
+from airflow_delay_provider.domain.exceptions import MessagesWaitError
 from airflow_delay_provider.hooks import connections
-from airflow_delay_provider.ledger.database import Ledger
 from tests.unit.cli.commandline import CommandLine
 
-ADVICE = Finding(text="could be better", is_problem=False)
-PROBLEM = Finding(text="is broken; mend it")
+ADVICE = TopologyIssue(text="could be better", is_problem=False)
+PROBLEM = TopologyIssue(text="is broken; mend it")
 
 
-class Built(EmbeddedBroker, Provisioned, KeepsUndelivered):
+class Built(EmbeddedBroker, HasTopology, KeepsUndelivered):
     """Stands for a broker that needs objects of its own."""
 
-    findings: Sequence[Finding] = ()
+    issues: Sequence[TopologyIssue] = ()
     asked: list[object]
 
     def create_topology(self, channels: Sequence[str] = ()) -> str:
         self.asked.append(["create", *channels])
         return "delay.v1.built"
 
-    def verify_topology(self) -> list[Finding]:
-        return list(self.findings)
+    def verify_topology(self) -> list[TopologyIssue]:
+        return list(self.issues)
 
     def delete_topology(self, *, even_if_messages_wait: bool = False) -> str:
         if not even_if_messages_wait:
@@ -63,7 +63,7 @@ def built(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> type[Built]:
     return Fresh
 
 
-def test_create_prepares_the_way_to_channels(delay: CommandLine, built: type[Built]) -> None:
+def test_create_prepares_channels(delay: CommandLine, built: type[Built]) -> None:
     words = ["topology", "create", "--conn-id", "far"]
     assert delay.document(*words) == {"topology": "delay.v1.built", "channels": []}
     shown = delay(*words, "--channel", "orders", "--channel", "events:order.created")
@@ -75,30 +75,28 @@ def test_create_prepares_the_way_to_channels(delay: CommandLine, built: type[Bui
 
 
 @pytest.mark.parametrize(
-    ("findings", "code", "problems"), [((), 0, 0), ((ADVICE,), 0, 0), ((ADVICE, PROBLEM), 1, 1)], ids=str
+    ("issues", "code", "problems"), [((), 0, 0), ((ADVICE,), 0, 0), ((ADVICE, PROBLEM), 1, 1)], ids=str
 )
-def test_verify_ends_with_one_only_if_something_is_wrong(
-    delay: CommandLine, built: type[Built], findings: Sequence[Finding], code: int, problems: int
+def test_verify_exits_with_one_only_if_there_is_a_problem(
+    delay: CommandLine, built: type[Built], issues: Sequence[TopologyIssue], code: int, problems: int
 ) -> None:
-    built.findings = findings
+    built.issues = issues
     result = delay("topology", "verify", "--conn-id", "far", "--output", "json")
     assert result.code == code
     assert result.document["problems"] == problems
-    assert [each["text"] for each in result.document["findings"]] == [finding.text for finding in findings]
+    assert [each["text"] for each in result.document["issues"]] == [issue.text for issue in issues]
     shown = delay("topology", "verify", "--conn-id", "far")
     assert shown.code == code
     assert shown.out.splitlines()[0].split() == ["problems", str(problems)]
-    assert all(finding.text in shown.out for finding in findings)
+    assert all(issue.text in shown.out for issue in issues)
     assert ("problem " in shown.out) == (problems > 0)
 
 
-def test_delete_wants_to_be_confirmed_and_forced(delay: CommandLine, built: type[Built]) -> None:
+def test_delete_must_be_confirmed_and_forced(delay: CommandLine, built: type[Built]) -> None:
     words = ["topology", "delete", "--conn-id", "far"]
     unconfirmed = delay(*words, "--force")
     assert unconfirmed.code == 2
-    assert unconfirmed.err == (
-        "yes: nothing can be scheduled once the topology is gone; add --yes to delete it all the same\n"
-    )
+    assert unconfirmed.err == ("This deletes the queues or topics that hold delayed messages. Pass --yes to confirm.\n")
     refused = delay(*words, "--yes")
     assert (refused.code, refused.err) == (1, "3 messages wait and would be lost; add --force to lose them\n")
     assert built.asked == []
@@ -112,7 +110,7 @@ def test_parked_messages_are_counted_and_replayed_only_when_that_is_confirmed(
     words = ["topology", "replay-parked", "--conn-id", "far"]
     unconfirmed = delay(*words)
     assert unconfirmed.code == 2
-    assert unconfirmed.err == "yes: 3 messages would be sent to their channels; add --yes to send them\n"
+    assert unconfirmed.err == "This sends 3 messages to their channels. Pass --yes to confirm.\n"
     assert unconfirmed.out.count("orders") == 1
     assert built.asked == []
     assert delay.document(*words, "--yes") == {
@@ -126,9 +124,7 @@ def test_parked_messages_are_counted_and_replayed_only_when_that_is_confirmed(
     assert built.asked == [["replay"], ["replay", "orders"]]
 
 
-def test_status_counts_what_the_broker_keeps_because_channels_do_not_take_it(
-    delay: CommandLine, built: type[Built]
-) -> None:
+def test_status_counts_refused_and_parked_messages(delay: CommandLine, built: type[Built]) -> None:
     assert built.asked == []
     shown = delay.document("status", "--conn-id", "far")
     assert (shown["refused"], shown["parked"]) == ({"full": 4}, 3)
@@ -138,10 +134,10 @@ def test_status_counts_what_the_broker_keeps_because_channels_do_not_take_it(
 
 
 @pytest.mark.parametrize("words", [["create"], ["verify"], ["delete", "--yes"], ["replay-parked"]])
-def test_a_broker_that_needs_none_says_so(delay: CommandLine, words: list[str]) -> None:
+def test_a_broker_without_topology_is_refused(delay: CommandLine, words: list[str]) -> None:
     result = delay("topology", *words)
     assert (result.code, result.out) == (3, "")
     assert result.err == (
-        "--conn-id (delay_conn_id): the broker of connection 'delay_default' needs no topology, so there is nothing to"
-        " create, verify or delete; name a connection of type rabbitmq, delay_kafka or kafka\n"
+        "--conn-id (delay_conn_id): the broker of connection 'delay_default' needs no topology;"
+        " use a rabbitmq, delay_kafka or kafka connection\n"
     )

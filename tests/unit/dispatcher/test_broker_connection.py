@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.dispatcher import loop
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection
 from airflow_delay_provider.dispatcher.loop import LoopHealth
-from airflow_delay_provider.exceptions import ConfigurationError
-from airflow_delay_provider.ledger.database import Ledger
-from tests.servers.component import wait_for
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from tools.servers.component import wait_for
 
 
 class Vault:

@@ -7,22 +7,21 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Receipt
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
-from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.dispatch_away import DispatchAway
-from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
+from airflow_delay_provider.brokers.ledger import delivery, listing, scheduling
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Receipt
+from airflow_delay_provider.dispatcher.context import Context, TokenBucket
+from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.prune import Prune
-from airflow_delay_provider.dispatcher.rate import TokenBucket
 from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
 from airflow_delay_provider.domain.clock import floor_ms
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import Limits, OnConflict
-from airflow_delay_provider.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError
-from airflow_delay_provider.ledger import counts, delivery, listing, scheduling
-from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.testing.clock import SettableClock
 
 SECOND = timedelta(seconds=1)
@@ -75,23 +74,23 @@ def schedule_away(context: Context, *messages: Message) -> None:
 
 def states(context: Context) -> dict[State, int]:
     with context.ledger.read() as connection:
-        return {state: n for state, n in counts.by_state(connection).items() if n}
+        return {state: n for state, n in listing.count_by_state(connection).items() if n}
 
 
 def test_nothing_is_dispatched_a_millisecond_before_it_is_due(context: Context, clock: SettableClock) -> None:
     """B27, C9, E12"""
     schedule(context, SECOND)
     clock.advance(SECOND - timedelta(milliseconds=1))
-    assert DispatchDue(context).run_once() > 0
+    assert DispatchEmbedded(context).run_once() > 0
     assert states(context) == {State.SCHEDULED: 1}
     clock.advance(timedelta(milliseconds=1))
-    DispatchDue(context).run_once()
+    DispatchEmbedded(context).run_once()
     assert states(context) == {State.DISPATCHED: 1}
 
 
 def test_the_loop_sleeps_until_the_next_message_but_looks_again_soon(context: Context) -> None:
     """B24, B29, D8"""
-    loop = DispatchDue(context)
+    loop = DispatchEmbedded(context)
     poll = context.config.poll_interval.total_seconds()
     assert loop.run_once() == poll
     schedule(context, timedelta(milliseconds=7))
@@ -107,7 +106,7 @@ def test_a_backlog_is_taken_in_bounded_batches_oldest_first_without_a_pause(
     delays = [timedelta(milliseconds=n) for n in range(25, 0, -1)]
     ids = schedule(context, *delays)
     clock.advance(SECOND)
-    loop = DispatchDue(context)
+    loop = DispatchEmbedded(context)
     assert loop.run_once() == 0.0
     assert states(context)[State.DISPATCHED] == 10
     broker = EmbeddedBroker(context.ledger, clock=clock)
@@ -122,7 +121,7 @@ def test_observers_hear_of_every_message_and_its_lateness(context: Context, cloc
     """B39, B41, B65"""
     schedule(context, SECOND, 2 * SECOND)
     clock.advance(3 * SECOND)
-    DispatchDue(context).run_once()
+    DispatchEmbedded(context).run_once()
     assert sorted(noted.lateness_ms) == [1000, 2000]
     assert noted.by_channel == {"c": 2}
 
@@ -134,7 +133,7 @@ def test_the_rate_limit_lets_so_many_through_and_no_more(ledger: Ledger, clock: 
     context = Context(ledger=ledger, clock=clock, config=DispatcherConfig(batch=10), bucket=bucket)
     schedule(context, *[SECOND] * 12)
     clock.advance(SECOND)
-    loop = DispatchDue(context)
+    loop = DispatchEmbedded(context)
     assert loop.run_once() == 0.0
     assert states(context)[State.DISPATCHED] == 2
     assert 0 < loop.run_once() <= 0.05
@@ -153,7 +152,7 @@ def test_loops_that_together_took_more_than_the_rate_limit_pause_until_it_is_mad
     schedule(context, SECOND)
     clock.advance(SECOND)
     bucket.take(2 + 9)
-    assert context.look() == (0, pytest.approx(0.5))
+    assert context.embedded_allowance() == (0, pytest.approx(0.5))
 
 
 def test_messages_for_another_broker_are_claimed_sent_and_marked(
@@ -165,7 +164,7 @@ def test_messages_for_another_broker_are_claimed_sent_and_marked(
         channel="c", payload=b"p", deliver_at=clock.now() + SECOND, key="k", headers={"h": "v"}, priority=7
     )
     schedule_away(context, message)
-    loop = DispatchAway(context, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(context, "there", lambda _: elsewhere)
     assert loop.run_once() > 0
     clock.advance(SECOND)
     loop.run_once()
@@ -186,7 +185,7 @@ def test_messages_that_the_other_broker_did_not_confirm_wait_again_and_the_confi
 
     elsewhere = HalfConfirming(Ledger("sqlite://"), clock=clock)
     schedule_away(context, *(Message(id=name, channel="c", payload=b"", deliver_at=clock.now()) for name in "ab"))
-    loop = DispatchAway(context, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(context, "there", lambda _: elsewhere)
     with pytest.raises(BrokerError, match="gone"):
         loop.run_once()
     assert states(context) == {State.SCHEDULED: 1, State.DISPATCHED: 1}
@@ -204,7 +203,7 @@ def test_an_error_that_names_no_ids_leaves_all_messages_waiting(context: Context
     schedule_away(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
     elsewhere = Unreachable(Ledger("sqlite://"), clock=clock)
     with pytest.raises(BrokerError):
-        DispatchAway(context, "there", lambda _: elsewhere).run_once()
+        DispatchToBrokers(context, "there", lambda _: elsewhere).run_once()
     assert states(context) == {State.SCHEDULED: 1}
 
 
@@ -219,7 +218,7 @@ def test_a_message_that_the_other_broker_refuses_for_good_is_dead_and_holds_up_n
         Message(id="too-large", channel="c", payload=b"abcd", deliver_at=clock.now()),
         Message(id="fits-too", channel="c", payload=b"abc", deliver_at=clock.now()),
     )
-    DispatchAway(context, "there", lambda _: elsewhere).run_once()
+    DispatchToBrokers(context, "there", lambda _: elsewhere).run_once()
     assert [each.message.id for each in elsewhere.receive("c", limit=9)] == ["fits", "fits-too"]
     with context.ledger.read() as connection:
         assert listing.get(connection, "too-large").state is State.DEAD
@@ -238,7 +237,7 @@ def test_claims_of_a_dead_dispatcher_are_rescued_when_their_time_is_over(
         )
     )
     elsewhere = EmbeddedBroker(Ledger("sqlite://"), clock=clock)
-    rescue, away = RescueStale(context), DispatchAway(context, "there", lambda _: elsewhere)
+    rescue, away = RescueStale(context), DispatchToBrokers(context, "there", lambda _: elsewhere)
     assert rescue.run_once() == context.config.rescue_interval.total_seconds()
     away.run_once()
     assert elsewhere.peek("c") == []
@@ -256,7 +255,7 @@ def test_pruning_deletes_what_ended_before_the_retention_and_nothing_else(
     schedule(context, SECOND, channel="unread")
     waiting = schedule(context, timedelta(days=60), channel="read")
     clock.advance(SECOND)
-    DispatchDue(context).run_once()
+    DispatchEmbedded(context).run_once()
     broker = EmbeddedBroker(context.ledger, clock=clock)
     broker.ack(broker.receive("read"))
     prune = Prune(context)
@@ -299,7 +298,7 @@ class Choosy(EmbeddedBroker):
         return super().send(messages)
 
 
-def run_until_idle(loop: DispatchAway) -> None:
+def run_until_idle(loop: DispatchToBrokers) -> None:
     while loop.run_once() == 0.0:
         pass
 
@@ -326,7 +325,7 @@ def test_messages_for_a_missing_channel_wait_and_are_tried_one_at_a_time_beside_
         *(Message(id=f"good-{n}", channel="good", payload=b"", deliver_at=clock.now() + SECOND) for n in range(25)),
     )
     clock.advance(SECOND)
-    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     run_until_idle(loop)
     assert states(quiet) == {State.SCHEDULED: 25, State.DISPATCHED: 25}
     assert "queue 'gone' does not exist" in loop.troubles()["gone"]
@@ -348,7 +347,7 @@ def test_a_missing_channel_in_a_mixed_batch_holds_up_only_its_own_messages(
     elsewhere = Choosy(clock, missing("gone"))
     channels = ["a", "gone", "b", "gone", "a"]
     schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in channels))
-    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     run_until_idle(loop)
     assert states(quiet) == {State.SCHEDULED: 2, State.DISPATCHED: 3}
     assert list(loop.troubles()) == ["gone"]
@@ -357,7 +356,7 @@ def test_a_missing_channel_in_a_mixed_batch_holds_up_only_its_own_messages(
 def test_a_channel_that_no_message_waits_for_any_more_is_no_trouble(quiet: Context, clock: SettableClock) -> None:
     elsewhere = Choosy(clock, missing("gone"))
     schedule_away(quiet, Message(id="m", channel="gone", payload=b"", deliver_at=clock.now()))
-    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     run_until_idle(loop)
     assert list(loop.troubles()) == ["gone"]
     EmbeddedBroker(quiet.ledger, clock=clock).cancel(["m"])
@@ -370,7 +369,7 @@ def test_one_refused_message_of_many_is_found_with_few_calls(quiet: Context, clo
     verdict = PayloadError("payload", "is too large", "send less")
     elsewhere = Choosy(clock, lambda message: verdict if message.id == "6" else None)
     schedule_away(quiet, *(Message(id=str(n), channel="c", payload=b"", deliver_at=clock.now()) for n in range(10)))
-    DispatchAway(quiet, "there", lambda _: elsewhere).run_once()
+    DispatchToBrokers(quiet, "there", lambda _: elsewhere).run_once()
     assert states(quiet) == {State.DISPATCHED: 9, State.DEAD: 1}
     assert [each.message.id for each in elsewhere.receive("c", limit=10)] == [str(n) for n in range(10) if n != 6]
     assert len(elsewhere.calls) <= 9
@@ -388,7 +387,7 @@ def test_a_broker_that_confirms_all_but_one_channel_is_there_for_the_others(
 
     elsewhere = Leaderless(Ledger("sqlite://"), clock=clock)
     schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in ("a", "stuck", "b")))
-    loop = DispatchAway(quiet, "there", lambda _: elsewhere)
+    loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     loop.run_once()
     assert states(quiet) == {State.SCHEDULED: 1, State.DISPATCHED: 2}
     assert list(loop.troubles()) == ["stuck"]

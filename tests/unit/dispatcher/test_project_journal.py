@@ -9,22 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from airflow_delay_provider.brokers.base import Broker
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
+from airflow_delay_provider.brokers.ledger import listing, projection
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.dispatch_due import DispatchDue
+from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import PAGE, ProjectJournal
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.domain.journal import JournalEntry
-from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.domain.exceptions import BrokerError
+from airflow_delay_provider.domain.lifecycle import JournalEntry, State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.exceptions import BrokerError
-from airflow_delay_provider.ledger import counts, listing, projection
-from airflow_delay_provider.ledger.database import Ledger
 from airflow_delay_provider.testing.clock import SettableClock
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 SECOND = timedelta(seconds=1)
 
@@ -48,7 +47,7 @@ def there(tmp_path: Path, clock: SettableClock) -> Iterator[EmbeddedBroker]:
 
 def dispatch(broker: EmbeddedBroker) -> None:
     """Let what is due there be dispatched."""
-    loop = DispatchDue(Context(ledger=broker.ledger, clock=broker.clock, config=DispatcherConfig()))
+    loop = DispatchEmbedded(Context(ledger=broker.ledger, clock=broker.clock, config=DispatcherConfig()))
     while loop.run_once() == 0.0:
         pass
 
@@ -61,7 +60,7 @@ def schedule(broker: Broker, *delays: timedelta) -> list[Message]:
 
 def states(ledger: Ledger) -> dict[State, int]:
     with ledger.read() as connection:
-        return {state: n for state, n in counts.by_state(connection).items() if n}
+        return {state: n for state, n in listing.count_by_state(connection).items() if n}
 
 
 def lives(ledger: Ledger) -> dict[str, object]:
@@ -93,7 +92,7 @@ def test_everything_that_happens_there_is_known_here(
 ) -> None:
     """A45, B14, B41"""
     loop = loop_on(context, there)
-    interval = context.config.project_interval.total_seconds()
+    interval = context.config.index_interval.total_seconds()
     assert loop.run_once() == interval
     now, soon, late, gone = schedule(there, timedelta(0), SECOND, 600 * SECOND, 5 * SECOND)
     assert loop.run_once() == interval
@@ -147,7 +146,7 @@ def test_of_two_dispatchers_that_read_the_same_page_one_writes_it(context: Conte
 
     schedule(there, SECOND, SECOND)
     slow = loop_on(context, Overtaken(there.ledger, clock=there.clock))
-    assert slow.run_once() == context.config.project_interval.total_seconds()
+    assert slow.run_once() == context.config.index_interval.total_seconds()
     assert states(context.ledger) == {State.SCHEDULED: 2}
     assert lives(context.ledger) == lives(there.ledger)
 
@@ -205,8 +204,8 @@ def test_a_dispatcher_follows_the_connections_it_is_told_to_and_one_that_is_down
         return opened[-1]
 
     config = DispatcherConfig(
-        project=("down", "there", "there"),
-        project_interval=timedelta(milliseconds=20),
+        index=("down", "there", "there"),
+        index_interval=timedelta(milliseconds=20),
         backoff=Backoff(initial=timedelta(milliseconds=10), cap=timedelta(milliseconds=20), floor=timedelta(0)),
         health_port=None,
     )

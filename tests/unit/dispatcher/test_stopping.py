@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_delay_provider.brokers.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger import scheduling
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.dispatcher import service
-from airflow_delay_provider.dispatcher.config import DispatcherConfig
 from airflow_delay_provider.dispatcher.loop import LoopThread
+from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import STOP_SECONDS, Dispatcher
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.schedule import OnConflict
-from airflow_delay_provider.exceptions import BrokerError
-from airflow_delay_provider.ledger import scheduling
-from airflow_delay_provider.ledger.database import Ledger
-from tests.servers.component import wait_for
+from tools.servers.component import wait_for
 
 CONFIG = DispatcherConfig(health_port=None)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_delay_provider.domain.exceptions import InvalidMessageError, PayloadError
 from airflow_delay_provider.domain.message import Message, Origin, decode_payload, encode_payload
-from airflow_delay_provider.exceptions import InvalidMessageError, PayloadError
 
 DUE = datetime(2030, 1, 31, 17, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""Small real servers that answer as masters, ResourceManagers and API servers do."""
+"""Small real servers that respond as masters, ResourceManagers and API servers do."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def answering(
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Give ``host:port`` of a server that accepts connections and never says a word."""
+    """Give ``host:port`` of a server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"

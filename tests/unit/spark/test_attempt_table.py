@@ -2,16 +2,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from airflow_delay_provider.spark.attempt_table import attempt_table
-from airflow_delay_provider.spark.failures import Finding, Verdict
-from airflow_delay_provider.spark.history import History
+from airflow_delay_provider.spark.failures import Classification, Verdict
+from airflow_delay_provider.spark.retries import History, attempt_table
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
 
 def test_the_table_shows_every_attempt_with_its_reason():
-    refused = Finding(verdict=Verdict.TRANSIENT, rule="connection-refused", line="", reason="a source refused")
+    refused = Classification(verdict=Verdict.TRANSIENT, rule="connection-refused", line="", reason="a source refused")
     history = History(began_at=NOW).begin_attempt(NOW).fail_attempt(refused, NOW + MINUTE, exit_code=1)
     history = history.begin_attempt(NOW + 2 * MINUTE)
 

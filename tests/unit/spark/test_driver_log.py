@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.spark.driver_log import MOST_BYTES, DriverLog, Stream
+from airflow_delay_provider.spark.process.driver_log import MAX_BYTES, DriverLog, Stream
 from tests.unit.spark.answering import answering
 
 DRIVER = "driver-20261117130139-0000"
@@ -19,9 +19,9 @@ def answer(begin: int, end: int, size: int, text: str) -> bytes:
 
 def test_a_log_is_read_on_from_where_it_was_left() -> None:
     stream = Stream("stderr")
-    assert stream.wanted() == {"logType": "stderr", "byteLength": MOST_BYTES}
+    assert stream.parameters() == {"logType": "stderr", "byteLength": MAX_BYTES}
     assert stream.take(answer(0, 8, 8, "one\ntwo\n")) == (["one", "two"], False)
-    assert stream.wanted()["offset"] == 8
+    assert stream.parameters()["offset"] == 8
     assert stream.take(answer(8, 8, 8, "")) == ([], False)
 
 
@@ -56,7 +56,7 @@ def master(worker_ui: str, driver_worker: str = WORKER) -> dict[str, Any]:
 
 
 def test_the_master_that_knows_the_driver_names_the_worker_that_has_its_log() -> None:
-    log = f"/log/?driverId={DRIVER}&logType={{}}&byteLength={MOST_BYTES}"
+    log = f"/log/?driverId={DRIVER}&logType={{}}&byteLength={MAX_BYTES}"
     logs = {log.format("stdout"): answer(0, 4, 4, "out\n"), log.format("stderr"): answer(0, 4, 4, "err\n")}
     standby = {"workers": [], "activedrivers": [], "completeddrivers": []}
     with (
@@ -64,7 +64,7 @@ def test_the_master_that_knows_the_driver_names_the_worker_that_has_its_log() ->
         answering({"/json/": standby}) as other,
         answering({"/json/": master(f"http://{worker}")}) as leader,
     ):
-        read = list(DriverLog([f"http://{other}", f"http://{leader}"], DRIVER).read_on())
+        read = list(DriverLog([f"http://{other}", f"http://{leader}"], DRIVER).new_lines())
     assert read == ["out", "err"]
 
 
@@ -75,4 +75,4 @@ def test_the_master_that_knows_the_driver_names_the_worker_that_has_its_log() ->
 )
 def test_whatever_is_found_in_the_place_of_a_master_is_no_error(found: Any) -> None:
     with answering({"/json/": found}) as server:
-        assert list(DriverLog([f"http://{server}"], DRIVER).read_on()) == []
+        assert list(DriverLog([f"http://{server}"], DRIVER).new_lines()) == []

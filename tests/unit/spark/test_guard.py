@@ -13,9 +13,9 @@ from functools import partial
 import psutil
 import pytest
 
-from airflow_delay_provider.spark import guard
-from airflow_delay_provider.spark.guarded_process import guarded
-from tests.servers import component
+from airflow_delay_provider.spark.process import guard
+from airflow_delay_provider.spark.process.submit import guarded
+from tools.servers import component
 
 wait_for = partial(component.wait_for, seconds=60, interval=0.02)
 
@@ -89,7 +89,7 @@ def test_the_exit_code_is_the_commands_own(script: str, code: int) -> None:
     assert run("sh", "-c", script).returncode == code
 
 
-def test_what_the_command_says_is_passed_on() -> None:
+def test_the_output_of_the_command_is_passed_on() -> None:
     assert run("sh", "-c", "echo out; echo err >&2; cat").stdout == "out\nerr\n"
 
 
@@ -99,7 +99,7 @@ def test_a_command_that_is_not_there_is_said_so() -> None:
     assert done.stdout == "no-such-spark-submit: No such file or directory\n"
 
 
-def test_what_a_command_leaves_running_is_ended_with_it(mark: str) -> None:
+def test_processes_that_a_command_leaves_behind_are_stopped(mark: str) -> None:
     assert run("sh", "-c", FAMILY.format(mark=mark) + "exit 3").returncode == 3
     assert marked(mark) == []
 

@@ -20,10 +20,10 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_delay_provider.exceptions import StarvedError
-from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook, is_unknown_job
+from airflow_delay_provider.domain.exceptions import StarvedError
 from airflow_delay_provider.spark.failures import Verdict, classify
-from tests.servers import component
+from airflow_delay_provider.spark.process.submit import GuardedSparkSubmitHook, is_unknown_job
+from tools.servers import component
 
 wait_for = partial(component.wait_for, seconds=60, interval=0.05)
 
@@ -33,7 +33,7 @@ SUPERVISED = """
 import os, socket, sys, time
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CommsDecoder
-from airflow_delay_provider.hooks.spark import GuardedSparkSubmitHook
+from airflow_delay_provider.spark.process.submit import GuardedSparkSubmitHook
 if os.fork():
     time.sleep(600)
 os.setpgid(0, 0)
@@ -184,7 +184,7 @@ def test_a_guard_that_was_killed_fails_the_task_and_leaves_nothing(make_hook: Ma
         hook.submit("job.py")
 
 
-def test_a_job_that_nobody_accepts_is_ended_by_the_watchdog(make_hook: MakeHook) -> None:
+def test_a_job_that_no_executor_accepts_is_stopped_by_the_watchdog(make_hook: MakeHook) -> None:
     survived = "ERROR Main: org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] no table; SQLSTATE: 42P01"
     script = f"echo '{survived}'; while true; do echo '{WARNING}'; sleep 0.1; done"
     hook = make_hook(script, starvation_timeout=0.5)

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delay_provider.spark.failures import Finding, Verdict
-from airflow_delay_provider.spark.history import MAX_REASON_LENGTH, Attempt, History, Phase
+from airflow_delay_provider.spark.failures import Classification, Verdict
+from airflow_delay_provider.spark.retries import MAX_REASON_LENGTH, Attempt, History, Phase
 
 NOW = datetime(2030, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-REFUSED = Finding(verdict=Verdict.TRANSIENT, rule="connection-refused", line="", reason="a source refused")
+REFUSED = Classification(verdict=Verdict.TRANSIENT, rule="connection-refused", line="", reason="a source refused")
 
 
 def test_a_task_that_has_not_begun_starts_with_attempt_one():
@@ -52,17 +52,17 @@ def test_the_end_of_a_task_does_not_move_the_end_of_its_attempts():
 
 
 def test_a_long_reason_is_cut():
-    finding = Finding(verdict=Verdict.TRANSIENT, rule="", line="", reason="x" * 1000)
-    failed = History(began_at=NOW).begin_attempt(NOW).fail_attempt(finding, NOW)
+    classification = Classification(verdict=Verdict.TRANSIENT, rule="", line="", reason="x" * 1000)
+    failed = History(began_at=NOW).begin_attempt(NOW).fail_attempt(classification, NOW)
     assert failed.last.reason == "x" * MAX_REASON_LENGTH
 
 
 def test_the_longest_history_fits_into_the_task_state_store():
     """Airflow warns above 64 KiB; 150 attempts is what the limits of the budgets allow."""
-    finding = Finding(verdict=Verdict.INFRASTRUCTURE, rule="r" * 40, line="", reason="x" * 1000)
+    classification = Classification(verdict=Verdict.INFRASTRUCTURE, rule="r" * 40, line="", reason="x" * 1000)
     history = History(began_at=NOW)
     for _ in range(150):
-        history = history.begin_attempt(NOW).fail_attempt(finding, NOW, exit_code=137)
+        history = history.begin_attempt(NOW).fail_attempt(classification, NOW, exit_code=137)
     assert len(json.dumps(history.wait_until(NOW).as_json())) < 65_535
 
 

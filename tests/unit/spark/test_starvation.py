@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_delay_provider.spark.starvation import StarvationWatch
+from airflow_delay_provider.spark.process.starvation import StarvationWatchdog
 
 WARNING = (
     "26/11/17 12:00:00 WARN TaskSchedulerImpl: Initial job has not accepted any resources; check your cluster UI to "
@@ -21,95 +21,95 @@ KILLED = "26/11/17 12:00:00 INFO TaskSchedulerImpl: Executor {} on 127.0.0.1 kil
 
 
 @pytest.fixture
-def watch() -> StarvationWatch:
-    return StarvationWatch(120)
+def watch() -> StarvationWatchdog:
+    return StarvationWatchdog(120)
 
 
-def see(watch: StarvationWatch, *events: tuple[float, str]) -> None:
+def see(watch: StarvationWatchdog, *events: tuple[float, str]) -> None:
     for now, line in events:
-        watch.see(now, line)
+        watch.observe(now, line)
 
 
-def test_a_job_that_nobody_accepts_starves_when_spark_has_warned_for_so_long(watch: StarvationWatch) -> None:
+def test_a_job_that_no_executor_accepts_starves_after_the_timeout(watch: StarvationWatchdog) -> None:
     see(watch, *((15 * n, WARNING) for n in range(1, 9)))
     assert not watch.starved(120)
-    watch.see(135, WARNING)
+    watch.observe(135, WARNING)
     assert watch.starved(135) == "no executor accepted work for 120 s (starvation watchdog)"
 
 
-def test_warnings_that_have_stopped_are_of_a_job_that_was_accepted(watch: StarvationWatch) -> None:
+def test_warnings_that_have_stopped_are_of_a_job_that_was_accepted(watch: StarvationWatchdog) -> None:
     see(watch, *((15 * n, WARNING) for n in range(1, 9)))
     assert not watch.starved(10_000)
 
 
-def test_warnings_of_another_context_are_counted_anew(watch: StarvationWatch) -> None:
+def test_warnings_of_another_context_are_counted_separately(watch: StarvationWatchdog) -> None:
     see(watch, (15, WARNING), (30, WARNING), (900, WARNING), (915, WARNING))
     assert not watch.starved(915)
 
 
-def test_an_executor_that_comes_ends_the_wait(watch: StarvationWatch) -> None:
+def test_an_executor_that_comes_ends_the_wait(watch: StarvationWatchdog) -> None:
     see(watch, *((15 * n, WARNING) for n in range(1, 9)), (121, REGISTERED.format(0)), (135, WARNING), (150, WARNING))
     assert not watch.starved(150)
 
 
-def test_a_job_starves_when_all_executors_were_lost_while_tasks_wait(watch: StarvationWatch) -> None:
+def test_a_job_starves_when_all_executors_were_lost_while_tasks_wait(watch: StarvationWatchdog) -> None:
     see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (6, REGISTERED.format(1)))
     see(watch, (50, LOST.format(0)), (60, LOST.format(1)))
     assert not watch.starved(179)
     assert watch.starved(180) == "all executors were lost and none came back for 120 s (starvation watchdog)"
 
 
-def test_one_executor_that_is_left_or_comes_back_is_enough(watch: StarvationWatch) -> None:
+def test_one_executor_that_is_left_or_comes_back_is_enough(watch: StarvationWatchdog) -> None:
     see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (6, REGISTERED.format(1)), (50, LOST.format(0)))
     assert not watch.starved(1_000)
     see(watch, (1_000, LOST.format(1)), (1_100, REGISTERED.format(2)))
     assert not watch.starved(2_000)
-    watch.see(2_000, LOST.format(2))
+    watch.observe(2_000, LOST.format(2))
     assert not watch.starved(2_119)
     assert watch.starved(2_120)
 
 
-def test_a_driver_with_nothing_to_do_needs_no_executor(watch: StarvationWatch) -> None:
+def test_a_driver_with_nothing_to_do_needs_no_executor(watch: StarvationWatchdog) -> None:
     see(watch, (0, ADDED.format(0)), (5, REGISTERED.format(0)), (50, REMOVED.format(0)), (60, KILLED.format(0)))
     assert not watch.starved(1_000)
-    watch.see(1_000, ADDED.format(1))
+    watch.observe(1_000, ADDED.format(1))
     assert not watch.starved(1_119)
     assert watch.starved(1_120)
 
 
-def test_local_mode_registers_no_executor_and_never_starves(watch: StarvationWatch) -> None:
-    watch.see(0, ADDED.format(0))
+def test_local_mode_registers_no_executor_and_never_starves(watch: StarvationWatchdog) -> None:
+    watch.observe(0, ADDED.format(0))
     assert not watch.starved(10_000)
 
 
-def test_without_info_lines_a_lost_executor_says_nothing_of_the_others(watch: StarvationWatch) -> None:
-    watch.see(0, LOST.format(0))
+def test_without_info_lines_a_lost_executor_says_nothing_of_the_others(watch: StarvationWatchdog) -> None:
+    watch.observe(0, LOST.format(0))
     assert not watch.starved(10_000)
 
 
-def test_structured_log_lines_say_the_same(watch: StarvationWatch) -> None:
+def test_structured_log_lines_say_the_same(watch: StarvationWatchdog) -> None:
     structured = '{{"ts":"2026-11-17T12:00:00Z","level":"INFO","msg":"{}","logger":"TaskSchedulerImpl"}}'
     lines = (ADDED.format(0), REGISTERED.format(0), LOST.format(0))
     see(watch, *((0, structured.format(line[18:])) for line in lines))
     assert watch.starved(120)
 
 
-def test_a_driver_that_no_worker_takes_starves(watch: StarvationWatch) -> None:
-    watch.see_driver(0, "SUBMITTED")
-    watch.see_driver(119, "SUBMITTED")
+def test_a_driver_that_no_worker_takes_starves(watch: StarvationWatchdog) -> None:
+    watch.observe_driver(0, "SUBMITTED")
+    watch.observe_driver(119, "SUBMITTED")
     assert not watch.starved(119)
     assert watch.starved(120) == "no worker took the driver for 120 s (starvation watchdog)"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FINISHED", "RELAUNCHING", None])
-def test_a_driver_that_was_taken_does_not_starve(watch: StarvationWatch, state: str | None) -> None:
-    watch.see_driver(0, "SUBMITTED")
-    watch.see_driver(100, state)
+def test_a_driver_that_was_taken_does_not_starve(watch: StarvationWatchdog, state: str | None) -> None:
+    watch.observe_driver(0, "SUBMITTED")
+    watch.observe_driver(100, state)
     assert not watch.starved(1_000)
 
 
 def test_a_watch_without_a_limit_waits_for_ever() -> None:
-    watch = StarvationWatch(float("inf"))
+    watch = StarvationWatchdog(float("inf"))
     see(watch, (0, WARNING), (15, WARNING), (16, ADDED.format(0)), (17, REGISTERED.format(0)), (18, LOST.format(0)))
-    watch.see_driver(0, "SUBMITTED")
+    watch.observe_driver(0, "SUBMITTED")
     assert not watch.starved(1e12)

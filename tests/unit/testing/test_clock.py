@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from airflow_delay_provider.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.testing.clock import START, SettableClock
 
 

@@ -7,7 +7,8 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.operators.message import CancelMessageOperator, ScheduleMessageOperator
+from airflow_delay_provider.operators.control import CancelMessageOperator
+from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.sensors.message import MessageSensor
 from airflow_delay_provider.testing.kit import DelayTestKit
 from airflow_delay_provider.testing.task_run import TaskRun

@@ -1,12 +1,13 @@
-"""A lane on a simulated Kafka that is worked on without delay, and what came of it."""
+"""A partition on a simulated Kafka that is worked on without delay, and what came of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.commands import Command, Place
-from airflow_delay_provider.brokers.kafka.journal_wire import Answer
+from airflow_delay_provider.brokers.kafka.journal import CommandResult
+from airflow_delay_provider.brokers.kafka.recall import Command, RecordPosition
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import Change
@@ -17,11 +18,11 @@ START_MS = 1_900_000_000_000
 
 
 class Bench:
-    """Time passes only by :meth:`pass_to`, and stops wherever the lane has something to do."""
+    """Time passes only by :meth:`pass_to`, and stops wherever the partition has something to do."""
 
     def __init__(self, topology: Topology | None = None, *, skew_ms: int = 0) -> None:
         self.topology = topology or Topology()
-        self.kafka = SimulatedKafka(self.topology, lane=1)
+        self.kafka = SimulatedKafka(self.topology, partition=1)
         self.skew_ms = skew_ms
         self.now_ms = START_MS
         self.kafka.now_ms = START_MS + skew_ms
@@ -35,18 +36,22 @@ class Bench:
         due_ms = self.now_ms + delay_ms
         fields = {"channel": "orders", "payload": b"x"} | options
         message = Message(id=message_id, deliver_at=from_ms(due_ms), **fields)
-        return wire.write_key(due_ms, message_id), wire.write_envelope(message, now_ms=self.now_ms, **change)
+        return wire.encode_key(due_ms, message_id), wire.encode_envelope(message, now_ms=self.now_ms, **change)
 
-    def schedule(self, message_id: str, delay_ms: int, **options: Any) -> Place:
+    def schedule(self, message_id: str, delay_ms: int, **options: Any) -> RecordPosition:
         """Write a message into the inbox."""
         return self.put(self.topology.inbox, *self.envelope(message_id, delay_ms, **options))
 
-    def put(self, topic: str, key: bytes | None, value: bytes | None, headers: wire.Headers | None = None) -> Place:
+    def put(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: protocol.Headers | None = None
+    ) -> RecordPosition:
         """Write anything anywhere."""
         offset = self.kafka.logs[topic].append(self.kafka.now_ms, key, value, headers)
-        return Place(topic=topic, lane=self.kafka.lane, offset=offset)
+        return RecordPosition(topic=topic, partition=self.kafka.partition, offset=offset)
 
-    def command(self, message_id: str, place: Place, change: Change = Change.CANCELLED, *, delay_ms: int = 0) -> Place:
+    def command(
+        self, message_id: str, position: RecordPosition, change: Change = Change.CANCELLED, *, delay_ms: int = 0
+    ) -> RecordPosition:
         """Call a message back; the id of the command is that of the message and the change."""
         due_ms = self.now_ms + delay_ms
         _, value = self.envelope(message_id, delay_ms)
@@ -55,11 +60,11 @@ class Bench:
             change=change,
             message_id=message_id,
             channel="orders",
-            place=place,
+            position=position,
             deliver_at_ms=due_ms,
             envelope=b"" if change is Change.CANCELLED else value,
         )
-        return self.put(self.topology.control, message_id.encode(), command.write())
+        return self.put(self.topology.control, message_id.encode(), command.encode())
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -76,11 +81,11 @@ class Bench:
         until_ms = START_MS + milliseconds
         while True:
             self.work()
-            turn_ms = self.dispatcher.lane.next_turn_ms()
-            if turn_ms is None or turn_ms > until_ms:
+            ready_ms = self.dispatcher.partition.next_ready_ms()
+            if ready_ms is None or ready_ms > until_ms:
                 break
-            assert turn_ms > self.now_ms, "a turn that has come was not taken"
-            self.set_clock(turn_ms)
+            assert ready_ms > self.now_ms, "a turn that has come was not taken"
+            self.set_clock(ready_ms)
         self.set_clock(until_ms)
         self.work()
 
@@ -101,18 +106,18 @@ class Bench:
         return [(each.envelope.message_id.decode(), each.at_ms - START_MS) for each in self.kafka.delivered]
 
     @property
-    def told(self) -> list[tuple[str, Change]]:
+    def recorded(self) -> list[tuple[str, Change]]:
         """What the journal tells."""
         return [(each.message_id.decode(), each.change) for each in self.kafka.journal if each.change is not None]
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[CommandResult]:
         """What commands were answered."""
-        return [answer for each in self.kafka.journal if (answer := each.answer) is not None]
+        return [result for each in self.kafka.journal if (result := each.result) is not None]
 
-    def rung_of(self, message_id: str) -> Place | None:
+    def rung_of(self, message_id: str) -> RecordPosition | None:
         """Return the rung in which a message rests."""
         for topic, record in self.kafka.waiting():
             if ".rung." in topic and (record.key or b"")[8:] == message_id.encode():
-                return Place(topic=topic, lane=self.kafka.lane, offset=record.offset)
+                return RecordPosition(topic=topic, partition=self.kafka.partition, offset=record.offset)
         return None

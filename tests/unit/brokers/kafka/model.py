@@ -1,4 +1,4 @@
-"""Kafka as far as the promises of a lane rest on it, in memory: logs with gaps, notes, transactions, fencing."""
+"""Kafka as far as the promises of a partition rest on it, in memory: logs with gaps, notes, transactions, fencing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.commands import Place
-from airflow_delay_provider.brokers.kafka.journal_wire import Noted, read_entries
-from airflow_delay_provider.brokers.kafka.lane import GOOD, Lane, Opinion, Record, Source, Standing
+from airflow_delay_provider.brokers.kafka.dispatch.channel_status import AVAILABLE, ChannelCheck, ChannelStatus
+from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue, Record
+from airflow_delay_provider.brokers.kafka.journal import EncodedEntry, decode_entries
 from airflow_delay_provider.brokers.kafka.progress import Progress
+from airflow_delay_provider.brokers.kafka.recall import RecordPosition
 from airflow_delay_provider.brokers.kafka.topology import Topology
 
 #: What Kafka keeps beside an offset, without the id of the topic and the space before it.
@@ -59,27 +61,27 @@ class Delivered(NamedTuple):
 
 
 class SimulatedKafka:
-    """One lane of a ladder, and what readers of committed records can see."""
+    """One partition of a ladder, and what readers of committed records can see."""
 
-    def __init__(self, topology: Topology, lane: int) -> None:
+    def __init__(self, topology: Topology, partition: int) -> None:
         self.topology = topology
-        self.lane = lane
+        self.partition = partition
         rungs = [topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms]
         self.logs = {topic: Log() for topic in (topology.control, topology.inbox, *rungs)}
         self.committed: dict[str, tuple[int, str]] = {}
-        self.recalled: set[Place] = set()
-        self.journal: list[Noted] = []
+        self.recalled: set[RecordPosition] = set()
+        self.journal: list[EncodedEntry] = []
         self.delivered: list[Delivered] = []
         self.dead: list[Record] = []
         #: What is known of channels other than that they are good, and which ones were announced.
-        self.opinions: dict[str, Opinion] = {}
+        self.checks: dict[str, ChannelCheck] = {}
         self.expected: set[str] = set()
         #: How often each message was put into a rung.
         self.rests: Counter[bytes] = Counter()
         self.longest_note = 0
         #: The broker's clock.
         self.now_ms = 0
-        #: Counts the members that were given the lane; only the last one may commit.
+        #: Counts the members that were given the partition; only the last one may commit.
         self.generation = 0
 
     def progress(self, topic: str) -> Progress:
@@ -100,19 +102,19 @@ class SimulatedKafka:
 
 
 class Transaction:
-    """Everything that a lane gives out; nothing of it is to be seen before the commit."""
+    """Everything that a partition gives out; nothing of it is to be seen before the commit."""
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         self._kafka = kafka
         self._effects: list[Callable[[], object]] = []
         self._touched: set[str] = set()
-        self._entries: list[Noted] = []
+        self._entries: list[EncodedEntry] = []
         self.size = 0
 
-    def rest(self, lane: int, hold_ms: int, key: bytes, value: bytes) -> None:
+    def put_into_rung(self, partition: int, hold_ms: int, key: bytes, value: bytes) -> None:
         kafka = self._kafka
         self.size += len(value)
-        assert lane == kafka.lane
+        assert partition == kafka.partition
         topic = kafka.topology.rung(hold_ms)
         self._touched.add(topic)
         self._effects.append(partial(kafka.logs[topic].append, kafka.now_ms, key, value))
@@ -123,30 +125,32 @@ class Transaction:
     def expect(self, channel: str) -> None:
         self._kafka.expected.add(channel)
 
-    def judge(self, place: Place, envelope: wire.Envelope) -> Opinion:
-        assert place.lane == self._kafka.lane
+    def check(self, position: RecordPosition, envelope: wire.Envelope) -> ChannelCheck:
+        assert position.partition == self._kafka.partition
         if envelope.channel == MISSING:
-            return Opinion(Standing.REFUSED, "there is no such topic")
-        return self._kafka.opinions.get(envelope.channel, GOOD)
+            return ChannelCheck(ChannelStatus.REFUSED, "there is no such topic")
+        return self._kafka.checks.get(envelope.channel, AVAILABLE)
 
-    def deliver(self, place: Place, envelope: wire.Envelope, now_ms: int) -> None:
-        assert place.lane == self._kafka.lane
+    def deliver(self, position: RecordPosition, envelope: wire.Envelope, now_ms: int) -> None:
+        assert position.partition == self._kafka.partition
         self.size += len(envelope.payload)
         self._effects.append(partial(self._kafka.delivered.append, Delivered(now_ms, envelope)))
 
-    def bury(self, place: Place, record: Record, reason: str, *, most_bytes: int = 15_000_000) -> None:
-        assert place.lane == self._kafka.lane
+    def dead_letter(
+        self, position: RecordPosition, record: Record, reason: str, *, most_bytes: int = 15_000_000
+    ) -> None:
+        assert position.partition == self._kafka.partition
         assert reason
         self.size += min(record.size, most_bytes)
         self._effects.append(partial(self._kafka.dead.append, record))
 
-    def tell(self, lane: int, entry: bytes) -> None:
-        assert lane == self._kafka.lane
-        self._entries.extend(read_entries(entry))
+    def record_entry(self, partition: int, entry: bytes) -> None:
+        assert partition == self._kafka.partition
+        self._entries.extend(decode_entries(entry))
 
-    def remember(self, place: Place, *, recalled: bool) -> None:
+    def record_recall(self, position: RecordPosition, *, recalled: bool) -> None:
         known = self._kafka.recalled
-        self._effects.append(partial(known.add if recalled else known.discard, place))
+        self._effects.append(partial(known.add if recalled else known.discard, position))
 
     def commit(self, progress: list[tuple[str, int, str]]) -> None:
         """Make all of it visible, with the marks that a transaction leaves in the logs."""
@@ -166,7 +170,7 @@ class Transaction:
 
 
 class Dispatcher:
-    """A member of the group that was given the lane, and builds it as ``KafkaClimber._load_lanes`` does."""
+    """A member of the group that was given the partition, and builds it as the dispatcher does."""
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         kafka.generation += 1
@@ -174,25 +178,27 @@ class Dispatcher:
         self._kafka = kafka
         self._transaction = Transaction(kafka)
         topology = kafka.topology
-        sources = {
-            topic: Source(topic, topology.hold_of(topic) or 0, kafka.progress(topic)) for topic in sorted(kafka.logs)
+        queues = {
+            topic: PartitionQueue(topic, topology.hold_of(topic) or 0, kafka.progress(topic))
+            for topic in sorted(kafka.logs)
         }
-        self.lane = Lane(
-            kafka.lane,
+        self.partition = Partition(
+            kafka.partition,
             topology.ladder,
-            sources,
+            queues,
             inbox=topology.inbox,
             control=topology.control,
             recalled=set(kafka.recalled),
         )
-        self._read_to = {topic: source.progress.low for topic, source in sources.items()}
+        self._read_to = {topic: queue.progress.low for topic, queue in queues.items()}
 
     def fetch(self, topic: str, limit: int | None = None) -> None:
         """Read some more records of a topic."""
         log, start = self._kafka.logs[topic], self._read_to[topic]
         if start < log.end and (records := log.read(start, limit)):
             self._read_to[topic] = records[-1].offset + 1
-            self.lane.sources[topic].waiting.extend(records)
+            for record in records:
+                self.partition.queues[topic].add(record)
 
     def fetch_all(self) -> None:
         """Read everything there is."""
@@ -201,24 +207,26 @@ class Dispatcher:
 
     def advance(self, now_ms: int, *, limit: int = 2000) -> int:
         """Do what there is to do."""
-        lane, transaction = self.lane, self._transaction
-        return lane.take(transaction, now_ms, limit=limit) + lane.fire(transaction, now_ms, limit=limit)
+        partition, transaction = self.partition, self._transaction
+        return partition.process_ready(transaction, now_ms, limit=limit) + partition.deliver_due(
+            transaction, now_ms, limit=limit
+        )
 
     def commit(self) -> bool:
-        """End the transaction and begin another; one who has lost the lane is refused."""
+        """End the transaction and begin another; one who has lost the partition is refused."""
         transaction, self._transaction = self._transaction, Transaction(self._kafka)
         if self.generation != self._kafka.generation:
             transaction.abort()
             return False
-        transaction.commit(list(self.lane.progress()))
-        self.lane.committed()
+        transaction.commit(list(self.partition.progress()))
+        self.partition.committed()
         return True
 
     def roll_back(self) -> None:
         """Abort the transaction, and go on from the last commit with what is in memory."""
         transaction, self._transaction = self._transaction, Transaction(self._kafka)
         transaction.abort()
-        self.lane.roll_back()
+        self.partition.roll_back()
 
     def crash(self) -> None:
         """Lose everything that is not committed."""

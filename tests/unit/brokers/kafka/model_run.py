@@ -1,4 +1,4 @@
-"""Random lives of a lane under a simulated clock: schedules, recalls, crashes, rebalances, zombies, outages."""
+"""Random lives of a partition under a simulated clock: schedules, recalls, crashes, rebalances, zombies, outages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.commands import Command, Place
-from airflow_delay_provider.brokers.kafka.lane import Opinion, Record, Standing
+from airflow_delay_provider.brokers.kafka.dispatch.channel_status import ChannelCheck, ChannelStatus
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import Record
+from airflow_delay_provider.brokers.kafka.recall import Command, RecordPosition
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import Change
@@ -20,7 +22,7 @@ DAY_MS = 86_400_000
 #: From the past to a week.
 LONGEST_DELAYS_MS = (0, 3, 600, 2_600, 10_000, 300_000, 3_600_000, DAY_MS, 7 * DAY_MS)
 TOPOLOGIES = (Topology(), Topology(), Topology(name="side", radix=2), Topology(radix=7))
-#: More turns than this at the end are a lane that runs in circles.
+#: More turns than this at the end are a partition that runs in circles.
 MANY_TURNS = 5_000
 
 
@@ -43,7 +45,7 @@ class RandomRun:
         self.now_ms = START_MS
         #: By how much the broker's clock runs ahead of the dispatchers'.
         self.skew_ms = skew_ms
-        self.kafka = SimulatedKafka(random.choice(TOPOLOGIES), lane=random.randrange(4))
+        self.kafka = SimulatedKafka(random.choice(TOPOLOGIES), partition=random.randrange(4))
         self.sent: list[Sent] = []
         self.commands: list[Command] = []
         self.written_ms: dict[str, int] = {}
@@ -54,7 +56,7 @@ class RandomRun:
         self.is_finished = False
         self.dispatcher = self._start()
         self.zombies: list[Dispatcher] = []
-        self._found: list[tuple[Place, str, bytes]] = []
+        self._found: list[tuple[RecordPosition, str, bytes]] = []
         self._pass(0)
 
     def play(self, steps: int) -> None:
@@ -64,18 +66,18 @@ class RandomRun:
 
     def finish(self) -> bool:
         """Let all time pass with a dispatcher that works, and return whether nothing is left to do."""
-        self.kafka.opinions.clear()
+        self.kafka.checks.clear()
         for _ in range(MANY_TURNS):
             self.dispatcher.fetch_all()
             while self.dispatcher.advance(self.now_ms):
                 pass
             self.commit()
             self.dispatcher.fetch_all()
-            turn_ms = self.dispatcher.lane.next_turn_ms()
-            if turn_ms is None:
+            ready_ms = self.dispatcher.partition.next_ready_ms()
+            if ready_ms is None:
                 self.is_finished = True
                 return True
-            self._pass(max(0, turn_ms - self.now_ms))
+            self._pass(max(0, ready_ms - self.now_ms))
         return False
 
     # -- users ---------------------------------------------------------------------------------------------------
@@ -84,27 +86,27 @@ class RandomRun:
         """Schedule as ``KafkaBroker`` does."""
         due_ms = self.now_ms + self._delay()
         message = self._message(due_ms)
-        key = wire.write_key(due_ms, message.id)
-        self._write_inbox(key, wire.write_envelope(message, now_ms=self.now_ms))
+        key = wire.encode_key(due_ms, message.id)
+        self._write_inbox(key, wire.encode_envelope(message, now_ms=self.now_ms))
         self.sent.append(Sent(message.id, message.channel, message.payload, self.now_ms, due_ms))
 
     def schedule_plainly(self) -> None:
         """Schedule as anybody can."""
         random, message = self.random, self._message(0)
-        headers = [(wire.CHANNEL, message.channel.encode())]
+        headers = [(protocol.CHANNEL, message.channel.encode())]
         delay_ms, stamp_ms = self._delay(), self.kafka.now_ms
         if random.random() < 0.5:
             due_ms = stamp_ms + delay_ms
-            headers.append((wire.DELIVER_AFTER_MS, b"%d" % delay_ms))
+            headers.append((protocol.DELIVER_AFTER_MS, b"%d" % delay_ms))
         else:
             due_ms = self.now_ms + delay_ms
             text = from_ms(due_ms).isoformat() if random.random() < 0.5 else str(due_ms)
-            headers.append((wire.DELIVER_AT, text.encode()))
+            headers.append((protocol.DELIVER_AT, text.encode()))
         has_id = random.random() < 0.5
         if has_id:
-            headers.append((wire.ID, message.id.encode()))
+            headers.append((protocol.ID, message.id.encode()))
         offset = self._write_inbox(b"some key", message.payload, headers)
-        message_id = message.id if has_id else f"{self.kafka.topology.inbox}-{self.kafka.lane}-{offset}"
+        message_id = message.id if has_id else f"{self.kafka.topology.inbox}-{self.kafka.partition}-{offset}"
         self.sent.append(Sent(message_id, message.channel, message.payload, self.now_ms, due_ms))
 
     def write_nonsense(self) -> None:
@@ -115,8 +117,8 @@ class RandomRun:
                 (None, token, None),
                 (token, None, None),
                 (token, token, None),
-                (token, token, [(wire.DELIVER_AT, b"0")]),
-                (token, token, [(wire.CHANNEL, b"orders"), (wire.DELIVER_AT, b"tomorrow")]),
+                (token, token, [(protocol.DELIVER_AT, b"0")]),
+                (token, token, [(protocol.CHANNEL, b"orders"), (protocol.DELIVER_AT, b"tomorrow")]),
                 (token, b"\x09" + bytes(60) + token, None),
             ]
         )
@@ -129,17 +131,17 @@ class RandomRun:
         for topic, record in self.kafka.waiting():
             if self.random.random() < 0.5:
                 continue
-            message_id, value = _look_at(topology, topic, self.kafka.lane, record)
+            message_id, value = _look_at(topology, topic, self.kafka.partition, record)
             if value:
-                place = Place(topic=topic, lane=self.kafka.lane, offset=record.offset)
-                self._found.append((place, message_id, value))
+                position = RecordPosition(topic=topic, partition=self.kafka.partition, offset=record.offset)
+                self._found.append((position, message_id, value))
 
     def command(self) -> None:
         """Call back some of what was found."""
         random, found = self.random, self._found
         while found and random.random() < 0.7:
-            place, message_id, value = found.pop(random.randrange(len(found)))
-            envelope = wire.Envelope(wire.write_key(0, message_id), value)
+            position, message_id, value = found.pop(random.randrange(len(found)))
+            envelope = wire.Envelope(wire.encode_key(0, message_id), value)
             change = random.choice((Change.CANCELLED, Change.RESCHEDULED, Change.EXPEDITED))
             delay_ms = self.random.choice((self._delay(), 1_500)) if change is Change.RESCHEDULED else 0
             due_ms = envelope.deliver_at_ms if change is Change.CANCELLED else self.now_ms + delay_ms
@@ -148,12 +150,12 @@ class RandomRun:
                 change=change,
                 message_id=message_id,
                 channel=envelope.channel,
-                place=place,
+                position=position,
                 deliver_at_ms=due_ms,
-                envelope=b"" if change is Change.CANCELLED else wire.moved_envelope(value, due_ms),
+                envelope=b"" if change is Change.CANCELLED else wire.with_deliver_at(value, due_ms),
             )
             log = self.kafka.logs[self.kafka.topology.control]
-            log.append(self.kafka.now_ms, message_id.encode(), command.write())
+            log.append(self.kafka.now_ms, message_id.encode(), command.encode())
             self.commands.append(command)
             self.written_ms[command.id] = self.now_ms
 
@@ -179,11 +181,11 @@ class RandomRun:
             self.dispatcher = self._start()
             return
         refused = {
-            answer.command_id
-            for noted in self.kafka.journal[before:]
-            if (answer := noted.answer) is not None and not answer.obeyed
+            result.command_id
+            for encoded in self.kafka.journal[before:]
+            if (result := encoded.result) is not None and not result.accepted
         }
-        self.lies += [each for each in self.commands if each.id in refused and self._is_there(each.place)]
+        self.lies += [each for each in self.commands if each.id in refused and self._is_there(each.position)]
 
     def work(self) -> None:
         """Do what a dispatcher that keeps up does."""
@@ -197,28 +199,28 @@ class RandomRun:
         self.dispatcher = self._start()
 
     def roll_back(self) -> None:
-        """Abort a transaction that a bad destination has spoiled."""
+        """Abort a transaction that a bad channel has spoiled."""
         self.dispatcher.roll_back()
 
     def forget_channel(self) -> None:
         """Let nothing be known of a channel for a while."""
         if self.random.random() < 0.5:
-            self.kafka.opinions["orders"] = Opinion(Standing.UNKNOWN)
+            self.kafka.checks["orders"] = ChannelCheck(ChannelStatus.UNKNOWN)
         else:
-            self.kafka.opinions.clear()
+            self.kafka.checks.clear()
 
     def rebalance(self) -> None:
-        """Give the lane to another one, after a last commit."""
+        """Give the partition to another one, after a last commit."""
         self.commit()
         self.dispatcher = self._start()
 
     def lose(self) -> None:
-        """Give the lane to another one while the first does not know it."""
+        """Give the partition to another one while the first does not know it."""
         self.zombies.append(self.dispatcher)
         self.dispatcher = self._start()
 
     def haunt(self) -> None:
-        """Let those who lost the lane go on until a commit is refused."""
+        """Let those who lost the partition go on until a commit is refused."""
         for zombie in self.zombies:
             zombie.fetch_all()
             zombie.advance(self.now_ms)
@@ -236,9 +238,9 @@ class RandomRun:
 
     def wait_for_a_turn(self) -> None:
         """Wait until there is something to do, as far as the dispatcher knows."""
-        turn_ms = self.dispatcher.lane.next_turn_ms()
-        if turn_ms is not None:
-            self._pass(max(0, turn_ms - self.now_ms + self.random.choice((0, 0, 1, 100))))
+        ready_ms = self.dispatcher.partition.next_ready_ms()
+        if ready_ms is not None:
+            self._pass(max(0, ready_ms - self.now_ms + self.random.choice((0, 0, 1, 100))))
 
     def suffer_an_outage(self) -> None:
         """Let a long time pass in which nobody works."""
@@ -265,30 +267,30 @@ class RandomRun:
             deliver_at=from_ms(due_ms),
         )
 
-    def _write_inbox(self, key: bytes | None, value: bytes | None, headers: wire.Headers | None = None) -> int:
+    def _write_inbox(self, key: bytes | None, value: bytes | None, headers: protocol.Headers | None = None) -> int:
         log = self.kafka.logs[self.kafka.topology.inbox]
         log.skip(self.random.choice((0, 0, 0, 1, 7)))
         return log.append(self.kafka.now_ms, key, value, headers)
 
-    def _is_there(self, place: Place) -> bool:
-        return self.kafka.progress(place.topic).is_waiting(place.offset) and place not in self.kafka.recalled
+    def _is_there(self, position: RecordPosition) -> bool:
+        return self.kafka.progress(position.topic).is_waiting(position.offset) and position not in self.kafka.recalled
 
 
-def _look_at(topology: Topology, topic: str, lane: int, record: Record) -> tuple[str, bytes]:
+def _look_at(topology: Topology, topic: str, partition: int, record: Record) -> tuple[str, bytes]:
     """Return the message that waits in a record, as ``Recaller`` does; no bytes where there is none."""
     key, value = record.key or b"", record.value or b""
     if topic == topology.control:
-        command = Command.read(value)
+        command = Command.decode(value)
         return command.message_id, command.envelope
     if record.headers:
-        position = f"{topic}-{lane}-{record.offset}"
+        position = f"{topic}-{partition}-{record.offset}"
         try:
-            message = wire.read_request(
-                position=position, key=key, value=value, headers=record.headers, timestamp_ms=record.timestamp_ms
+            message = protocol.decode_request(
+                default_id=position, key=key, value=value, headers=record.headers, timestamp_ms=record.timestamp_ms
             )
         except ValueError:
             return "", b""
-        return message.id, wire.write_envelope(message, now_ms=record.timestamp_ms)
+        return message.id, wire.encode_envelope(message, now_ms=record.timestamp_ms)
     return key[8:].decode(), value if key[8:].startswith(b"message-") else b""
 
 

@@ -1,4 +1,4 @@
-"""What must hold at the end of any life of a lane."""
+"""What must hold at the end of any life of a partition."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from airflow_delay_provider.brokers.kafka.commands import Command
-from airflow_delay_provider.brokers.kafka.journal_wire import Noted
+from airflow_delay_provider.brokers.kafka.journal import EncodedEntry
+from airflow_delay_provider.brokers.kafka.recall import Command
 from airflow_delay_provider.domain.lifecycle import Change
 from tests.unit.brokers.kafka.model import MAX_NOTE, MISSING, Delivered
 from tests.unit.brokers.kafka.model_run import RandomRun, Sent
@@ -18,13 +18,13 @@ class Fate:
     """What became of one message."""
 
     delivered: list[Delivered] = field(default_factory=list)
-    told: list[Noted] = field(default_factory=list)
-    obeyed: list[Command] = field(default_factory=list)
+    recorded: list[EncodedEntry] = field(default_factory=list)
+    accepted: list[Command] = field(default_factory=list)
 
     @property
     def changes(self) -> list[Change | None]:
         """What the journal tells."""
-        return [noted.change for noted in self.told]
+        return [encoded.change for encoded in self.recorded]
 
 
 def find_violations(run: RandomRun) -> list[str]:
@@ -55,13 +55,13 @@ def most_rests(run: RandomRun, wait_ms: int) -> int:
 def _fates_in(run: RandomRun) -> dict[str, Fate]:
     fates: dict[str, Fate] = defaultdict(Fate)
     commands = {each.id: each for each in run.commands}
-    for noted in run.kafka.journal:
-        answer = noted.answer
-        if answer is None:
-            fates[noted.message_id.decode()].told.append(noted)
-        elif answer.obeyed:
-            command = commands[answer.command_id]
-            fates[command.message_id].obeyed.append(command)
+    for encoded in run.kafka.journal:
+        result = encoded.result
+        if result is None:
+            fates[encoded.message_id.decode()].recorded.append(encoded)
+        elif result.accepted:
+            command = commands[result.command_id]
+            fates[command.message_id].accepted.append(command)
     for each in run.kafka.delivered:
         fates[each.envelope.message_id.decode()].delivered.append(each)
     return fates
@@ -70,7 +70,7 @@ def _fates_in(run: RandomRun) -> dict[str, Fate]:
 def _of_the_lane(run: RandomRun) -> Iterator[str]:
     kafka = run.kafka
     if not run.is_finished:
-        yield "the lane never comes to an end"
+        yield "the partition never comes to an end"
     if kafka.longest_note > MAX_NOTE:
         yield f"a note has {kafka.longest_note} characters"
     if left := [f"{topic} at {record.offset}" for topic, record in kafka.waiting()]:
@@ -78,25 +78,25 @@ def _of_the_lane(run: RandomRun) -> Iterator[str]:
     if kafka.recalled:
         yield f"recalled places are not forgotten: {kafka.recalled}"
     yield from (f"refused, although the message is there: {each}" for each in run.lies)
-    answers = Counter(answer.command_id for noted in kafka.journal if (answer := noted.answer) is not None)
+    answers = Counter(result.command_id for encoded in kafka.journal if (result := encoded.result) is not None)
     if answers != Counter(each.id for each in run.commands):
         yield f"commands are not answered once each: {answers}"
-    buried = Counter((each.key, each.value) for each in kafka.dead)
+    dead_lettered = Counter((each.key, each.value) for each in kafka.dead)
     for bad in run.bad:
-        if buried.pop((bad.key, bad.value), 0) != 1:
-            yield f"nonsense is not buried once: {bad}"
-    dead = sum(noted.change is Change.DEAD_LETTERED for noted in kafka.journal)
-    if buried.total() != dead:
-        yield f"{buried.total()} messages are buried, {dead} are told of"
+        if dead_lettered.pop((bad.key, bad.value), 0) != 1:
+            yield f"nonsense is not dead-lettered once: {bad}"
+    dead = sum(encoded.change is Change.DEAD_LETTERED for encoded in kafka.journal)
+    if dead_lettered.total() != dead:
+        yield f"{dead_lettered.total()} messages are dead-lettered, {dead} are in the journal"
 
 
 def _of_a_message(run: RandomRun, sent: Sent, fate: Fate) -> Iterator[str]:
-    changes = [command.change for command in fate.obeyed]
+    changes = [command.change for command in fate.accepted]
     is_cancelled = Change.CANCELLED in changes
     is_delivered = not is_cancelled and sent.channel != MISSING
     if len(fate.delivered) != is_delivered:
         yield f"delivered {len(fate.delivered)} times"
-    moves_ms = [command.deliver_at_ms for command in fate.obeyed if command.envelope]
+    moves_ms = [command.deliver_at_ms for command in fate.accepted if command.envelope]
     due_ms = moves_ms[-1] if moves_ms else sent.due_ms
     for each in fate.delivered:
         if each.at_ms < due_ms:
@@ -108,14 +108,14 @@ def _of_a_message(run: RandomRun, sent: Sent, fate: Fate) -> Iterator[str]:
     if fate.changes != [*start, *changes, *end]:
         yield "the journal tells another story"
     rests = run.kafka.rests[sent.message_id.encode()]
-    waits_ms = [sent.due_ms - sent.sent_ms, *(each.deliver_at_ms - run.written_ms[each.id] for each in fate.obeyed)]
+    waits_ms = [sent.due_ms - sent.sent_ms, *(each.deliver_at_ms - run.written_ms[each.id] for each in fate.accepted)]
     if rests > sum(most_rests(run, wait_ms) for wait_ms in waits_ms):
         yield f"rested {rests} times"
 
 
 def _is_called_back_unread(run: RandomRun, fate: Fate) -> bool:
     """Whether it never began to wait; then the first that is told of it brings it along, unless it was cancelled."""
-    if not fate.obeyed or not fate.told or fate.obeyed[0].place.topic != run.kafka.topology.inbox:
+    if not fate.accepted or not fate.recorded or fate.accepted[0].position.topic != run.kafka.topology.inbox:
         return False
-    first = fate.told[0]
+    first = fate.recorded[0]
     return first.change is Change.CANCELLED or bool(first.envelope and first.change is not Change.SCHEDULED)

@@ -7,7 +7,7 @@ import pytest
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.connection_forms import CONNECTION_TYPES
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 
 SECRET = "s3cret-passw0rd"
 [FORM] = [each for each in CONNECTION_TYPES if each["connection-type"] == "delay_kafka"]
@@ -189,7 +189,7 @@ def test_a_wrong_setting_is_refused_with_its_name_and_the_remedy(settings: dict[
         config(settings)
 
 
-# -- secrets ---------------------------------------------------------------------------------------------------------
+# -- secrets -------------------------------------------------------------------------------------------------------
 
 
 def test_secrets_are_shown_nowhere() -> None:

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka import wire
-from airflow_delay_provider.brokers.kafka.commands import Place
-from airflow_delay_provider.brokers.kafka.dead_letter import CUT_BYTES, MOST_BYTES, dead_letter_of
-from airflow_delay_provider.brokers.kafka.lane import Record
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import Record
+from airflow_delay_provider.brokers.kafka.recall import RecordPosition
+from airflow_delay_provider.brokers.kafka.wire import CUT_BYTES, MOST_BYTES, dead_letter_of
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.message import Message, Origin
 
-PLACE = Place(topic="delay.v1.inbox", lane=3, offset=17)
+PLACE = RecordPosition(topic="delay.v1.inbox", partition=3, offset=17)
 
 
 def test_a_dead_letter_holds_all_that_a_replay_needs() -> None:
@@ -25,14 +26,14 @@ def test_a_dead_letter_holds_all_that_a_replay_needs() -> None:
         handled_count=2,
         origin=Origin(dag_id="d", run_id="r", task_id="t"),
     )
-    record = Record(17, 0, wire.write_key(1, "m1"), wire.write_envelope(message, now_ms=5))
+    record = Record(17, 0, wire.encode_key(1, "m1"), wire.encode_envelope(message, now_ms=5))
     key, value, headers = dead_letter_of(PLACE, record, "no such topic")
-    wired = wire.read_message(
-        topic="delay.v1.dead", position="p", key=key, value=value, headers=headers, timestamp_ms=0
+    decoded = protocol.decode_message(
+        topic="delay.v1.dead", default_id="p", key=key, value=value, headers=headers, timestamp_ms=0
     )
-    assert wired.message == message
-    assert wired.reason == "no such topic"
-    assert dict(headers)[wire.SOURCE] == b"delay.v1.inbox/3/17"
+    assert decoded.message == message
+    assert decoded.reason == "no such topic"
+    assert dict(headers)[protocol.SOURCE] == b"delay.v1.inbox/3/17"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_what_is_no_message_is_kept_as_it_is(record: Record) -> None:
 def test_of_what_is_not_worth_its_bytes_the_beginning_is_kept() -> None:
     _, value, headers = dead_letter_of(PLACE, Record(17, 0, b"k", b"x" * 70_000), "why", most_bytes=1_000)
     assert value == b"x" * 1_000
-    assert int(dict(headers)[wire.TRUNCATED] or b"") > 70_000
+    assert int(dict(headers)[protocol.TRUNCATED] or b"") > 70_000
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,15 @@ def test_of_what_is_too_large_the_beginning_is_kept(record: Record) -> None:
     key, value, headers = dead_letter_of(PLACE, record, "too large")
     size = len(key or b"") + len(value or b"") + sum(len(name.encode()) + len(text or b"") for name, text in headers)
     assert size < 3 * CUT_BYTES
-    told = dict(headers)
-    assert (told[wire.REASON], told[wire.SOURCE]) == (b"too large", b"delay.v1.inbox/3/17")
-    assert int(told[wire.TRUNCATED]) > MOST_BYTES
+    recorded = dict(headers)
+    assert (recorded[protocol.REASON], recorded[protocol.SOURCE]) == (b"too large", b"delay.v1.inbox/3/17")
+    assert int(recorded[protocol.TRUNCATED]) > MOST_BYTES
 
 
 def test_a_stranger_cannot_say_where_a_dead_letter_comes_from() -> None:
-    record = Record(17, 0, b"k", b"v", [(wire.SOURCE, b"elsewhere"), (wire.REASON, b"a lie")])
+    record = Record(17, 0, b"k", b"v", [(protocol.SOURCE, b"elsewhere"), (protocol.REASON, b"a lie")])
     _, _, headers = dead_letter_of(PLACE, record, "why")
-    assert [text for name, text in headers if name in (wire.SOURCE, wire.REASON)] == [b"why", b"delay.v1.inbox/3/17"]
+    assert [text for name, text in headers if name in (protocol.SOURCE, protocol.REASON)] == [
+        b"why",
+        b"delay.v1.inbox/3/17",
+    ]

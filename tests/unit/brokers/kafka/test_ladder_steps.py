@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.kafka.lane import SLACK_MS
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import SLACK_MS
 from airflow_delay_provider.brokers.kafka.topology import TICK_MS, Topology
 from airflow_delay_provider.domain.ladder import Ladder
+from tests.ladder_path import path_of
 from tests.unit.brokers.kafka.bench import Bench
 
 LADDERS = {radix: Topology(radix=radix).ladder for radix in (2, 4, 16)}
@@ -50,18 +51,18 @@ def test_a_delay_takes_few_steps(delay_ms: int, steps: dict[int, int], most: dic
 
     Exactly so long, and at most; a step that is a millisecond late changes all digits behind it.
     """
-    assert {radix: len(ladder.path(delay_ms)) for radix, ladder in LADDERS.items()} == steps
+    assert {radix: len(path_of(ladder, delay_ms)) for radix, ladder in LADDERS.items()} == steps
     assert {radix: most_steps(ladder, radix, delay_ms) for radix, ladder in LADDERS.items()} == most
 
 
 @pytest.mark.parametrize("delay_ms", [5 * SECOND_MS, 5 * MINUTE_MS, HOUR_MS, DAY_MS, 30 * DAY_MS])
 @pytest.mark.parametrize("radix", LADDERS)
-def test_a_lane_makes_as_many_steps_as_the_ladder_says(radix: int, delay_ms: int) -> None:
+def test_a_partition_makes_as_many_steps_as_the_ladder_says(radix: int, delay_ms: int) -> None:
     """E3, E7"""
     bench = Bench(Topology(radix=radix))
     bench.schedule("m1", delay_ms)
     bench.pass_to(delay_ms)
-    assert bench.kafka.rests[b"m1"] == len(LADDERS[radix].path(delay_ms - SLACK_MS - TICK_MS + 1))
+    assert bench.kafka.rests[b"m1"] == len(path_of(LADDERS[radix], delay_ms - SLACK_MS - TICK_MS + 1))
     assert bench.delivered == [("m1", delay_ms)]
 
 
@@ -69,7 +70,7 @@ def test_a_lane_makes_as_many_steps_as_the_ladder_says(radix: int, delay_ms: int
 @given(delay_ms=st.integers(0, DAY_MS) | st.integers(0, TEN_YEARS_MS))
 def test_the_steps_of_a_delay_are_never_early_and_at_most_a_tick_late(radix: int, delay_ms: int) -> None:
     """C9, D4, E12: for any delay up to ten years."""
-    held_ms = sum(LADDERS[radix].path(delay_ms))
+    held_ms = sum(path_of(LADDERS[radix], delay_ms))
     assert delay_ms <= held_ms < delay_ms + TICK_MS
 
 
@@ -77,7 +78,7 @@ def test_the_steps_of_a_delay_are_never_early_and_at_most_a_tick_late(radix: int
 @given(delay_ms=st.integers(0, DAY_MS) | st.integers(0, TEN_YEARS_MS))
 def test_the_number_of_steps_is_bounded_by_the_digits_of_the_delay(radix: int, delay_ms: int) -> None:
     """E3, E10: it grows with the logarithm of the delay, up to the longest rests."""
-    assert len(LADDERS[radix].path(delay_ms)) <= most_steps(LADDERS[radix], radix, delay_ms)
+    assert len(path_of(LADDERS[radix], delay_ms)) <= most_steps(LADDERS[radix], radix, delay_ms)
 
 
 @pytest.mark.parametrize("radix", LADDERS)
@@ -97,7 +98,7 @@ def test_the_bound_holds_however_late_each_step_is(radix: int, data: st.DataObje
 @pytest.mark.parametrize(("radix", "steps"), [(2, 29), (4, 18), (16, 9)])
 def test_two_years_take_a_few_steps(radix: int, steps: int) -> None:
     """E2, E10: with buckets up to 256 seconds it would be written a quarter of a million times."""
-    worst = max(len(LADDERS[radix].path(730 * DAY_MS + ms)) for ms in range(0, HOUR_MS, TICK_MS))
+    worst = max(len(path_of(LADDERS[radix], 730 * DAY_MS + ms)) for ms in range(0, HOUR_MS, TICK_MS))
     assert worst == steps
     assert 730 * DAY_MS // (256 * SECOND_MS) > 246_000
 

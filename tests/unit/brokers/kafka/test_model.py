@@ -1,6 +1,6 @@
-"""A model check of the heart of the ladder: what a lane gives out and what it commits, whatever happens in between.
+"""A model check of the heart of the ladder: what a partition writes and commits, whatever happens in between.
 
-The lane, its progress and the wire are the real ones; Kafka and time are simulated.
+The partition, its progress and the wire are the real ones; Kafka and time are simulated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.kafka import lane, progress, wire
-from airflow_delay_provider.brokers.kafka.lane import Lane, Source
+from airflow_delay_provider.brokers.kafka import progress, wire
+from airflow_delay_provider.brokers.kafka.dispatch import partition
+from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
+from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue
 from airflow_delay_provider.brokers.kafka.progress import Progress
 from airflow_delay_provider.domain.lifecycle import Change
 from tests.unit.brokers.kafka.bench import Bench
@@ -74,7 +76,7 @@ def test_all_promises_hold_when_there_is_hardly_any_room(
     monkeypatch: pytest.MonkeyPatch, held: int, open_records: int, span: int
 ) -> None:
     """D6: what does not fit into memory or notes waits in its topic."""
-    monkeypatch.setattr(lane, "MAX_HELD", held)
+    monkeypatch.setattr(partition, "MAX_DUE_SOON", held)
     monkeypatch.setattr(progress, "FEW_OPEN", open_records)
     monkeypatch.setattr(progress, "SHORT_SPAN", span)
     assert first_violation(range(RUNS // 2)) is None
@@ -101,21 +103,21 @@ def test_the_random_lives_contain_everything_that_can_happen() -> None:
     seen: set[str] = set()
     for seed in range(RUNS):
         run = play(Random(seed))
-        places = {command.id: command.place.topic for command in run.commands}
-        for noted in run.kafka.journal:
-            if (answer := noted.answer) is not None:
-                topic = places[answer.command_id]
+        places = {command.id: command.position.topic for command in run.commands}
+        for encoded in run.kafka.journal:
+            if (result := encoded.result) is not None:
+                topic = places[result.command_id]
                 where = "rung" if ".rung." in topic else topic.rpartition(".")[2]
-                seen.add(f"{where} {'obeyed' if answer.obeyed else 'refused'}")
+                seen.add(f"{where} {'accepted' if result.accepted else 'refused'}")
             else:
-                assert noted.change is not None
-                seen.add(noted.change.value)
+                assert encoded.change is not None
+                seen.add(encoded.change.value)
         seen |= {"note"} if run.kafka.longest_note else set()
         seen |= {"cascade"} if any(rests > 2 for rests in run.kafka.rests.values()) else set()
-    answers = {f"{where} {how}" for where in ("inbox", "control", "rung") for how in ("obeyed", "refused")}
+    answers = {f"{where} {how}" for where in ("inbox", "control", "rung") for how in ("accepted", "refused")}
     elsewhere = {Change.REQUEUED, Change.REFUSED, Change.PARKED}
-    told = {change.value for change in Change if change not in elsewhere}
-    assert seen == answers | told | {"note", "cascade"}
+    recorded = {change.value for change in Change if change not in elsewhere}
+    assert seen == answers | recorded | {"note", "cascade"}
 
 
 # -- the model can fail --------------------------------------------------------------------------------------------
@@ -131,8 +133,8 @@ def commit_past_open_records(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_was_said(patch: pytest.MonkeyPatch) -> None:
-    for name in ("_accept", "_obey"):
-        patch.setattr(Lane, name, _never_again(getattr(Lane, name)))
+    for name in ("_accept", "_execute"):
+        patch.setattr(Partition, name, _never_again(getattr(Partition, name)))
 
 
 def _never_again(step: Callable[..., None]) -> Callable[..., None]:
@@ -144,15 +146,15 @@ def _never_again(step: Callable[..., None]) -> Callable[..., None]:
 
 
 def forget_recalls(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Transaction, "remember", lambda *_arguments, **_options: None)
+    patch.setattr(Transaction, "record_recall", lambda *_arguments, **_options: None)
 
 
 def believe_that_everything_waits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Source, "is_waiting", lambda _self, _offset: True)
+    patch.setattr(PartitionQueue, "is_waiting", lambda _self, _offset: True)
 
 
-def obey_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Source, "is_waiting", lambda _self, _offset: False)
+def refuse_everything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionQueue, "is_waiting", lambda _self, _offset: False)
 
 
 def let_zombies_commit(patch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def hurry_by_a_second(patch: pytest.MonkeyPatch) -> None:
 
 
 def append_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Source, "turn_ms", lambda _self, _record: 0)
+    patch.setattr(PartitionQueue, "ready_ms", lambda _self, _record: 0)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +188,9 @@ def append_again_and_again(patch: pytest.MonkeyPatch) -> None:
         (forget_what_was_said, "another story|answered once"),
         (forget_recalls, "delivered [12] times|another story"),
         (believe_that_everything_waits, "delivered [12] times|another story|are not forgotten"),
-        (obey_nobody, "refused, although the message is there"),
-        (let_zombies_commit, "delivered [02] times|another story|answered once|buried"),
-        (show_what_is_aborted, "delivered 2 times|another story|answered once|buried"),
+        (refuse_everything, "refused, although the message is there"),
+        (let_zombies_commit, "delivered [02] times|another story|answered once|dead-lettered"),
+        (show_what_is_aborted, "delivered 2 times|another story|answered once|dead-lettered"),
         (hurry_by_a_second, "ms early"),
         (append_again_and_again, "rested [0-9]+ times|never comes to an end"),
     ],

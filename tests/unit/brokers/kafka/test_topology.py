@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_delay_provider.brokers.kafka.topology import COVER_MS, TICK_MS, Topology
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 
 PLAIN = Topology()
 SIDE = Topology(name="side.by-side", radix=16)
@@ -117,7 +117,7 @@ def test_rungs_grow_exponentially() -> None:
 
 @pytest.mark.parametrize("radix", RADICES)
 def test_what_is_put_into_a_rung_has_less_than_two_of_its_rests_ahead(radix: int) -> None:
-    """Of all but the longest, which are longer than half of what the ladder covers; ``Source.turn_ms`` counts on it."""
+    """Of all but the longest, which are longer than half of what the ladder covers; ``ready_ms`` counts on it."""
     holds_ms = Topology(radix=radix).ladder.holds_ms
     assert all(longer <= 2 * hold for hold, longer in pairwise(holds_ms))
     assert COVER_MS // 2 < holds_ms[-1] <= 4 * COVER_MS
@@ -135,21 +135,22 @@ def test_every_remaining_time_has_a_rung_that_exists_or_is_held_in_memory(radix:
         assert topology.rung(hold_ms) in settings_of(topology)
 
 
-# -- lanes ---------------------------------------------------------------------------------------------------------
+# -- partitions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("key", "message_id", "lane"), [(None, "m1", 3), (None, "m2", 1), ("k", "m1", 1), ("k", "m2", 1), ("", "m1", 0)]
+    ("key", "message_id", "partition"),
+    [(None, "m1", 3), (None, "m2", 1), ("k", "m1", 1), ("k", "m2", 1), ("", "m1", 0)],
 )
-def test_a_lane_depends_on_the_key_or_the_id_and_stays_the_same_for_ever(
-    key: str | None, message_id: str, lane: int
+def test_a_partition_depends_on_the_key_or_the_id_and_stays_the_same_for_ever(
+    key: str | None, message_id: str, partition: int
 ) -> None:
-    """B53: messages of one key share a lane, also those scheduled by another version of this package."""
-    assert PLAIN.lane_of(key, message_id) == lane
+    """B53: messages of one key share a partition, also those scheduled by another version of this package."""
+    assert PLAIN.partition_of(key, message_id) == partition
 
 
 def test_messages_spread_over_all_lanes() -> None:
-    counts = Counter(Topology(partitions=8).lane_of(None, f"message-{number}") for number in range(8_000))
+    counts = Counter(Topology(partitions=8).partition_of(None, f"message-{number}") for number in range(8_000))
     assert sorted(counts) == list(range(8))
     assert min(counts.values()) > 800
 

@@ -1,4 +1,4 @@
-"""What a broker does with the objects of a topology, without a broker."""
+"""A simulated broker that routes messages through a topology."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from airflow_delay_provider.brokers.rabbitmq.topology import Binding, Queue, Top
 
 @dataclass
 class Journey:
-    """Where the copies of one message ended, and how long the one in the ladder rested where."""
+    """Where the copies of one message ended, and how long each rung held the one in the ladder."""
 
     ends: Counter[str] = field(default_factory=Counter)
-    rests_ms: list[int] = field(default_factory=list)
-    #: How long the message had rested when it reached a place for the first time.
+    holds_ms: list[int] = field(default_factory=list)
+    #: How long the message had waited when it first reached a queue.
     after_ms: dict[str, int] = field(default_factory=dict)
     #: The exchanges to which it was published, by the publisher and by queues that passed it on.
     passed: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class SimulatedBroker:
                 journey.ends[name] += 1
                 continue
             if ttl_ms:
-                journey.rests_ms.append(ttl_ms)
+                journey.holds_ms.append(ttl_ms)
             onward = queue.arguments["x-dead-letter-exchange"]
             new_key = queue.arguments.get("x-dead-letter-routing-key", key)
             self._arrive(onward, new_key, after_ms + ttl_ms, journey)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig, TlsConfig
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 
 SECRET = "s3cret-passw0rd"
 
@@ -156,7 +156,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, name: str, conten
     file: Any = tmp_path / "file.pem"
     if isinstance(content, str):
         file.write_text(content)
-    with pytest.raises(ConfigurationError, match=r"ca_file, cert_file, key_file: cannot be used \(.*PEM form"):
+    with pytest.raises(ConfigurationError, match=r"ca_file, cert_file, key_file: cannot be used \(.*PEM files"):
         config({name: 5 if content == 5 else str(file)}).parameters()
 
 

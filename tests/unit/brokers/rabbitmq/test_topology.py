@@ -10,15 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.rabbitmq.topology import (
-    GUARD_MS,
-    JOURNAL,
-    MAX_NAME_BYTES,
-    UNROUTABLE,
-    Binding,
-    Topology,
-)
-from airflow_delay_provider.exceptions import ConfigurationError, InvalidMessageError
+from airflow_delay_provider.brokers.rabbitmq.names import JOURNAL, UNROUTABLE
+from airflow_delay_provider.brokers.rabbitmq.topology import EXTRA_HOLD_MS, MAX_NAME_BYTES, Binding, Topology
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
+from tests.ladder_path import path_of
 from tests.unit.brokers.rabbitmq.simulated import SimulatedBroker, matches
 
 LADDER = Topology()
@@ -61,17 +56,17 @@ def test_the_simulated_topic_exchange_matches_as_the_real_one(pattern: str, key:
     [
         (LADDER.prefix, "delay.v1.ladder.1000ms"),
         (Topology(tick_ms=50, journal=False).prefix, "delay.v1.ladder.50ms.unjournaled"),
-        (LADDER.entry(3_000), "delay.v1.ladder.1000ms.entry.3000ms"),
-        (LADDER.door(3_000), "delay.v1.ladder.1000ms.door.3000ms"),
-        (LADDER.entry(None), "delay.v1.ladder.1000ms.entry.now"),
+        (LADDER.ingress(3_000), "delay.v1.ladder.1000ms.ingress.3000ms"),
+        (LADDER.guard(3_000), "delay.v1.ladder.1000ms.guard.3000ms"),
+        (LADDER.ingress(None), "delay.v1.ladder.1000ms.ingress.now"),
         (LADDER.level(0), "delay.v1.ladder.1000ms.5.level.0"),
         (LADDER.rung(16_000), "delay.v1.ladder.1000ms.rung.16000ms"),
         (LADDER.arrival, "delay.v1.ladder.1000ms.4.arrival"),
         (LADDER.dispatch, "delay.v1.ladder.1000ms.2.dispatch"),
         (LADDER.exit, "delay.v1.ladder.1000ms.1.exit"),
-        (LADDER.told, "delay.v1.ladder.1000ms.3.told"),
+        (LADDER.dispatch_log_exchange, "delay.v1.ladder.1000ms.3.dispatch-log"),
         (LADDER.ready, "delay.v1.ladder.1000ms.ready"),
-        (LADDER.feed, "delay.v1.ladder.1000ms.feed"),
+        (LADDER.dispatch_log, "delay.v1.ladder.1000ms.dispatch-log"),
         (LADDER.relay("events:order.created"), "delay.v1.ladder.1000ms.relay.events:order.created"),
         (LADDER.channel_keys("eu.orders")[0], "*.*.*.*.*.*.*.to.eu.orders"),
         (LADDER.channel_keys("eu.orders")[1], "*.*.*.*.*.*.*.*.eu.orders"),
@@ -103,7 +98,7 @@ def test_a_delay_is_written_in_digits_and_enters_at_the_first_that_is_not_zero(
     delay_ms: int, entry: str, key: str
 ) -> None:
     """C7: the digits still to come are what remains of the delay."""
-    assert LADDER.route("orders", delay_ms) == (f"delay.v1.ladder.1000ms.entry.{entry}", key)
+    assert LADDER.route("orders", delay_ms) == (f"delay.v1.ladder.1000ms.ingress.{entry}", key)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
@@ -158,13 +153,13 @@ def test_names_and_keys_fit_into_amqp(topology: Topology) -> None:
     assert max(len(name.encode()) for name in names) <= MAX_NAME_BYTES
 
 
-# -- the way of a message ------------------------------------------------------------------------------------------
+# -- the path of a message -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @given(data=st.data())
 def test_every_delay_leads_to_its_channel_and_nowhere_else(name: str, data: st.DataObject) -> None:
-    """C3, C7, C9: through rests that sum to the delay rounded up, by expiry and dead-lettering alone."""
+    """C3, C7, C9: through rungs whose hold times sum to the delay rounded up, by expiry and dead-lettering alone."""
     topology, broker = TOPOLOGIES[name], BROKERS[name]
     digits = data.draw(st.integers(1, topology.levels))
     delay_ms = data.draw(st.integers(1, min(topology.max_delay_ms, topology.tick_ms * 16**digits)))
@@ -172,10 +167,10 @@ def test_every_delay_leads_to_its_channel_and_nowhere_else(name: str, data: st.D
 
     journey = broker.publish(*topology.route(channel, delay_ms))
 
-    path = topology.ladder.path(delay_ms)
-    assert journey.rests_ms == [hold_ms + GUARD_MS for hold_ms in path]
+    path = path_of(topology.ladder, delay_ms)
+    assert journey.holds_ms == [hold_ms + EXTRA_HOLD_MS for hold_ms in path]
     assert journey.ends == Counter({end_of(channel): 1, JOURNAL: 2})
-    assert journey.after_ms[end_of(channel)] == topology.ladder.round_up(delay_ms) + len(path) * GUARD_MS
+    assert journey.after_ms[end_of(channel)] == topology.ladder.round_up(delay_ms) + len(path) * EXTRA_HOLD_MS
     assert journey.after_ms[JOURNAL] == 0
 
 
@@ -188,7 +183,7 @@ def test_the_boundaries_of_every_level_lead_to_the_channel_too(name: str) -> Non
         for delay_ms in (unit_ms - 1, unit_ms, unit_ms + 1, 15 * unit_ms, 16 * unit_ms - 1):
             if 0 < delay_ms <= topology.max_delay_ms:
                 journey = broker.publish(*topology.route("orders", delay_ms))
-                assert sum(journey.rests_ms) >= delay_ms
+                assert sum(journey.holds_ms) >= delay_ms
                 assert journey.ends == Counter({"orders": 1, JOURNAL: 2})
 
 
@@ -197,7 +192,7 @@ def test_the_boundaries_of_every_level_lead_to_the_channel_too(name: str) -> Non
 def test_no_delay_leads_straight_to_the_channel_with_one_record(name: str, channel: str) -> None:
     """A10, C3"""
     journey = BROKERS[name].publish(*TOPOLOGIES[name].route(channel, 0))
-    assert (journey.rests_ms, journey.ends) == ([], Counter({end_of(channel): 1, JOURNAL: 1}))
+    assert (journey.holds_ms, journey.ends) == ([], Counter({end_of(channel): 1, JOURNAL: 1}))
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -205,7 +200,7 @@ def test_the_longest_delay_arrives(name: str) -> None:
     """E2"""
     topology = TOPOLOGIES[name]
     journey = BROKERS[name].publish(*topology.route("orders", topology.max_delay_ms))
-    assert len(journey.rests_ms) == topology.levels
+    assert len(journey.holds_ms) == topology.levels
     assert journey.ends == Counter({"orders": 1, JOURNAL: 2})
 
 
@@ -237,7 +232,7 @@ def test_a_rung_never_publishes_to_a_destination_itself(name: str, channel: str)
     [last] = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()} - {
         topology.level(level) for level in range(topology.levels)
     }
-    assert broker.route(last, key) - {JOURNAL, topology.feed} == {topology.relay(channel)}
+    assert broker.route(last, key) - {JOURNAL, topology.dispatch_log} == {topology.relay(channel)}
 
 
 def test_without_a_journal_only_the_channel_gets_the_message() -> None:
@@ -339,7 +334,7 @@ def test_a_message_that_leaves_a_relay_while_bindings_come_back_is_not_taken_for
     _, key = topology.route("orders", 1)
     broker = SimulatedBroker(topology, ["orders"])
     for reached, state in routes_while_starting(broker, topology.dispatch, key):
-        assert not reached or reached in ({"orders"}, {"orders", topology.feed}), f"{reached} with {state}"
+        assert not reached or reached in ({"orders"}, {"orders", topology.dispatch_log}), f"{reached} with {state}"
     broker.delete_queue("orders")
     for reached, state in routes_while_starting(broker, topology.dispatch, key):
         assert not reached or topology.parking in reached, f"{reached} with {state}"
@@ -347,7 +342,7 @@ def test_a_message_that_leaves_a_relay_while_bindings_come_back_is_not_taken_for
 
 def test_a_message_that_is_parked_while_bindings_come_back_is_kept() -> None:
     broker = SimulatedBroker(LADDER)
-    for reached, state in routes_while_starting(broker, LADDER.aside, ""):
+    for reached, state in routes_while_starting(broker, LADDER.parked_exchange, ""):
         assert not reached or UNROUTABLE in reached, f"{reached} with {state}"
 
 

@@ -10,9 +10,9 @@ from pika import BasicProperties
 
 from airflow_delay_provider.brokers.rabbitmq import wire
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms, from_ms
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.exceptions import InvalidMessageError
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, 250_500, tzinfo=UTC)
 RESERVED = [
@@ -61,18 +61,18 @@ def make(**options: Any) -> Message:
     return Message(**{"id": "m1", "channel": "orders", "payload": b"x", "deliver_at": NOW} | options)
 
 
-def read(body: bytes = b"x", **properties: Any) -> wire.Wired:
-    return wire.read_message(over_the_wire(BasicProperties(**properties)), body, queue="inbox", now=NOW)
+def read(body: bytes = b"x", **properties: Any) -> wire.DecodedMessage:
+    return wire.decode_message(over_the_wire(BasicProperties(**properties)), body, queue="inbox", now=NOW)
 
 
 @given(messages)
 def test_a_message_that_was_written_is_read_back_the_same(message: Message) -> None:
     """B7, B8: nothing of it is lost or changed on the way."""
     wire.check_message(message)
-    properties = over_the_wire(wire.write_properties(message, now=NOW))
-    wired = wire.read_message(properties, message.payload, queue="another", now=NOW)
-    assert wired.message == message
-    assert (wired.scheduled_at, wired.change, wired.reason) == (from_ms(floor_ms(NOW)), None, None)
+    properties = over_the_wire(wire.encode_properties(message, now=NOW))
+    decoded = wire.decode_message(properties, message.payload, queue="another", now=NOW)
+    assert decoded.message == message
+    assert (decoded.scheduled_at, decoded.change, decoded.reason) == (from_ms(floor_ms(NOW)), None, None)
 
 
 def test_consumers_without_this_package_see_plain_headers() -> None:
@@ -85,7 +85,7 @@ def test_consumers_without_this_package_see_plain_headers() -> None:
         handled_count=2,
         origin=Origin(dag_id="d", run_id="r", task_id="t", map_index=4),
     )
-    properties = over_the_wire(wire.write_properties(message, now=NOW))
+    properties = over_the_wire(wire.encode_properties(message, now=NOW))
     assert (properties.message_id, properties.content_type, properties.priority) == ("m1", "application/json", 3)
     assert properties.delivery_mode == 2
     assert properties.headers == {
@@ -102,10 +102,10 @@ def test_consumers_without_this_package_see_plain_headers() -> None:
 @pytest.mark.parametrize("change", [Change.REQUEUED, Change.DEAD_LETTERED])
 def test_a_repost_says_what_it_is_and_why(change: Change) -> None:
     """A25"""
-    properties = over_the_wire(wire.write_properties(make(), now=NOW, change=change, reason="bad \ud800 day"))
-    wired = wire.read_message(properties, b"x", queue="orders", now=NOW)
-    assert (wired.change, wired.reason) == (change, "bad ? day")
-    long = wire.write_properties(make(), now=NOW, change=change, reason="y" * 10_000)
+    properties = over_the_wire(wire.encode_properties(make(), now=NOW, change=change, reason="bad \ud800 day"))
+    decoded = wire.decode_message(properties, b"x", queue="orders", now=NOW)
+    assert (decoded.change, decoded.reason) == (change, "bad ? day")
+    long = wire.encode_properties(make(), now=NOW, change=change, reason="y" * 10_000)
     assert len(long.headers["delay-reason"]) == wire.MAX_REASON_LENGTH
 
 
@@ -113,11 +113,11 @@ def test_a_repost_says_what_it_is_and_why(change: Change) -> None:
 
 
 def test_a_message_of_others_is_read_as_far_as_it_says_anything() -> None:
-    wired = read(b"\xff\x00")
-    message = wired.message
+    decoded = read(b"\xff\x00")
+    message = decoded.message
     assert (message.channel, message.payload, message.deliver_at) == ("inbox", b"\xff\x00", from_ms(floor_ms(NOW)))
     assert (message.key, message.headers, message.priority, message.handled_count) == (None, {}, 0, 0)
-    assert (message.content_type, message.origin, wired.scheduled_at) == ("application/octet-stream", None, None)
+    assert (message.content_type, message.origin, decoded.scheduled_at) == ("application/octet-stream", None, None)
     assert message.id != read().message.id
 
 
@@ -161,9 +161,9 @@ def test_headers_of_others_become_text_and_the_brokers_own_are_left_out(
     ],
 )
 def test_nonsense_in_our_headers_is_no_reason_to_lose_a_message(headers: dict[str, Any]) -> None:
-    wired = read(headers=headers)
-    assert (wired.message.channel, wired.message.handled_count) == ("inbox", 0)
-    assert (wired.message.origin, wired.message.key, wired.change, wired.reason) == (None, None, None, None)
+    decoded = read(headers=headers)
+    assert (decoded.message.channel, decoded.message.handled_count) == ("inbox", 0)
+    assert (decoded.message.origin, decoded.message.key, decoded.change, decoded.reason) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("message_id", [None, "", "two\nlines"])
@@ -181,9 +181,9 @@ def test_a_content_type_of_others_becomes_one_that_every_broker_carries(given: s
 def test_what_a_broker_notes_about_a_message_of_ours_is_not_taken_for_a_header_of_the_user() -> None:
     """Users of ours write text only, also by names that begin with ``x-``; a broker of a later version counts more."""
     message = make(headers={"x-request-id": "abc"})
-    properties = wire.write_properties(message, now=NOW)
+    properties = wire.encode_properties(message, now=NOW)
     properties.headers |= {"x-acquired-count": 3, "x-handed-out-count": 4, "x-opt-seen": "yes", "x-seen-by": ["n1"]}
-    assert wire.read_message(over_the_wire(properties), b"x", queue="orders", now=NOW).message == message
+    assert wire.decode_message(over_the_wire(properties), b"x", queue="orders", now=NOW).message == message
 
 
 # -- what AMQP cannot carry ----------------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_headers_that_only_begin_like_reserved_ones_are_not_refused() -> None:
         ({"headers": {"big": "x" * 100_001}}, "bytes of headers and key are too many for AMQP; put the data into"),
         ({"key": "x" * 100_001}, "bytes of headers and key are too many for AMQP; put the data into"),
         ({"headers": {"ü" * 100 + str(n): "" for n in range(500)}}, "bytes of headers and key are too many"),
-        ({"priority": 256}, "priority: 256 is not one of AMQP; use 0 to 255"),
-        ({"priority": -1}, "priority: -1 is not one of AMQP; use 0 to 255"),
+        ({"priority": 256}, "priority: 256 is not an AMQP priority; use 0 to 255"),
+        ({"priority": -1}, "priority: -1 is not an AMQP priority; use 0 to 255"),
     ],
 )
 def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(options: dict[str, Any], problem: str) -> None:
@@ -227,5 +227,5 @@ def test_the_most_that_is_accepted_fits_into_one_frame() -> None:
         origin=Origin(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250),
     )
     wire.check_message(message)
-    properties = wire.write_properties(message, now=NOW, change=Change.REQUEUED, reason="ü" * 3000)
+    properties = wire.encode_properties(message, now=NOW, change=Change.REQUEUED, reason="ü" * 3000)
     assert len(b"".join(properties.encode())) < 128 * 1024

@@ -1,4 +1,4 @@
-"""Whatever a job prints, classifying it ends, soon, with a finding."""
+"""Whatever a job prints, classifying it ends, soon, with a classification."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_classifying_never_raises_and_explains_itself_in_one_short_line(
     for line in output:
         window.feed(line)
 
-    finding = classify(
+    classification = classify(
         Evidence(
             output=window.lines(),
             driver_output=driver_output,
@@ -68,10 +68,10 @@ def test_classifying_never_raises_and_explains_itself_in_one_short_line(
         )
     )
 
-    assert isinstance(finding.verdict, Verdict)
-    assert bool(finding.rule) or finding.verdict is Verdict.UNKNOWN
-    assert len(finding.reason) < 500
-    assert len(finding.reason.splitlines()) == 1
+    assert isinstance(classification.verdict, Verdict)
+    assert bool(classification.rule) or classification.verdict is Verdict.UNKNOWN
+    assert len(classification.reason) < 500
+    assert len(classification.reason.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,20 @@ def verdict(*output: str, exit_code: int | None = 1) -> Verdict:
     return classify(Evidence(exit_code=exit_code, output=output)).verdict
 
 
-def test_a_finding_names_rule_line_and_reason_in_one_line() -> None:
-    finding = classify(Evidence(exit_code=1, output=["Traceback (most recent call last):", "NameError: name 'x'"]))
+def test_a_classification_names_rule_line_and_reason_in_one_line() -> None:
+    classification = classify(
+        Evidence(exit_code=1, output=["Traceback (most recent call last):", "NameError: name 'x'"])
+    )
 
-    assert finding.rule == "python-mistake"
-    assert finding.line == "NameError: name 'x'"
-    assert finding.reason == "the Python program is wrong: NameError: name 'x'"
+    assert classification.rule == "python-mistake"
+    assert classification.line == "NameError: name 'x'"
+    assert classification.reason == "the Python program is wrong: NameError: name 'x'"
 
 
 def test_nothing_known_is_unknown() -> None:
-    finding = classify(Evidence())
+    classification = classify(Evidence())
 
-    assert (finding.verdict, finding.rule, finding.line) == (Verdict.UNKNOWN, "", "")
+    assert (classification.verdict, classification.rule, classification.line) == (Verdict.UNKNOWN, "", "")
 
 
 def test_the_root_of_the_causes_decides_over_its_wrapper() -> None:
@@ -214,7 +216,7 @@ def test_an_error_condition_of_the_json_line_is_enough() -> None:
 
 
 def test_secrets_do_not_reach_the_finding() -> None:
-    finding = classify(
+    classification = classify(
         Evidence(
             output=[
                 "java.sql.SQLException: Connection refused: jdbc:postgresql://etl:hunter2@db/shop?password=hunter2 "
@@ -223,9 +225,9 @@ def test_secrets_do_not_reach_the_finding() -> None:
         )
     )
 
-    assert finding.verdict is Verdict.TRANSIENT
-    assert "hunter2" not in finding.reason
-    assert "***" in finding.line
+    assert classification.verdict is Verdict.TRANSIENT
+    assert "hunter2" not in classification.reason
+    assert "***" in classification.line
 
 
 def test_lines_that_lost_their_indentation_are_read_all_the_same() -> None:

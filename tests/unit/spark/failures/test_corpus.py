@@ -17,9 +17,9 @@ CORPUS = recorded()
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
 def test_a_recorded_failure_is_called_what_it_is(entry: Recorded) -> None:
-    finding = entry.finding()
+    classification = entry.classification()
 
-    assert finding.verdict is entry.expected, f"{finding}\nbut: {entry.why}"
+    assert classification.verdict is entry.expected, f"{classification}\nbut: {entry.why}"
 
 
 @pytest.mark.parametrize("prefix", ["", "[2026-01-01 00:00:00,000] {spark_submit.py:536} INFO - "])
@@ -33,7 +33,7 @@ def test_a_log_that_airflow_has_stripped_is_called_the_same(prefix: str) -> None
             output=stripped(entry.evidence.output),
             driver_output=stripped(entry.evidence.driver_output),
         )
-        assert classify(evidence).verdict is entry.finding().verdict, entry.name
+        assert classify(evidence).verdict is entry.classification().verdict, entry.name
 
 
 def test_the_last_twenty_lines_alone_never_turn_a_permanent_failure_into_a_passing_one() -> None:
@@ -48,7 +48,7 @@ def test_no_permanent_failure_is_tried_again_as_transient_or_infrastructure() ->
     permanent = [entry for entry in CORPUS if entry.expected is Verdict.PERMANENT]
 
     assert len(permanent) >= 15
-    assert [entry.name for entry in permanent if entry.finding().verdict in lenient] == []
+    assert [entry.name for entry in permanent if entry.classification().verdict in lenient] == []
 
 
 def test_the_corpus_has_forty_failures_over_client_and_cluster_mode() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_delay_provider.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.failures import Evidence, Rules, Verdict, classify
 
 RULE = {"name": "odd-orders", "verdict": "transient", "reason": "orders come late", "text": "TooFewOrders"}
@@ -51,7 +51,7 @@ def test_a_rule_that_looks_anywhere_sees_what_the_application_prints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "evidence"),
+    ("criterion", "evidence"),
     [
         ({"exception": ["TooFewOrders"]}, output("shop.TooFewOrders: 3")),
         ({"condition": ["USER_RAISED_EXCEPTION"]}, output("SparkRuntimeException: [USER_RAISED_EXCEPTION] x")),
@@ -62,8 +62,8 @@ def test_a_rule_that_looks_anywhere_sees_what_the_application_prints() -> None:
         ({"pod_reason": ["DeadlineExceeded"]}, Evidence(pod_reason="DeadlineExceeded")),
     ],
 )
-def test_every_sign_is_enough(sign: dict[str, Any], evidence: Evidence) -> None:
-    rule = {name: value for name, value in RULE.items() if name != "text"} | sign
+def test_every_criterion_is_enough(criterion: dict[str, Any], evidence: Evidence) -> None:
+    rule = {name: value for name, value in RULE.items() if name != "text"} | criterion
 
     assert classify(evidence, Rules.builtin().extended_by([rule])).rule == "odd-orders"
 
@@ -73,17 +73,17 @@ def test_every_sign_is_enough(sign: dict[str, Any], evidence: Evidence) -> None:
     [
         ({"verdict": "maybe"}, "'odd-orders': verdict is 'maybe'; use transient, infrastructure"),
         ({"where": "here"}, "'odd-orders': where is 'here'; use anywhere, failure, cause, last"),
-        ({"text": "("}, "'odd-orders': text '(' is no regular expression"),
-        ({"text": "(a+)+$"}, "'odd-orders': text '(a+)+$' repeats a repeat; write it without"),
-        ({"text": r"(?:\w*\d*)*x"}, "repeats a repeat"),
+        ({"text": "("}, "'odd-orders': text '(' is not a regular expression"),
+        ({"text": "(a+)+$"}, "'odd-orders': text '(a+)+$' has nested repeats; write it without"),
+        ({"text": r"(?:\w*\d*)*x"}, "has nested repeats"),
         ({"text": 7}, "'odd-orders': text is 7; give a text or a list of texts"),
-        ({"text": ""}, "'odd-orders': text is missing, as is every other sign; give one of text, exception"),
+        ({"text": ""}, "'odd-orders': text is missing, and so is every other criterion; give one of text, exception"),
         ({"exit_code": "137"}, "'odd-orders': exit_code is '137'; give a whole number"),
         ({"exit_code": [True]}, "'odd-orders': exit_code is [True]; give a whole number"),
         ({"sqlstate": [42]}, "'odd-orders': sqlstate is [42]; give a text or a list of texts (quote numbers)"),
         ({"reason": ""}, "'odd-orders': reason is ''; give one line of text"),
         ({"name": None}, "name is None; give one line of text"),
-        ({"patern": "x"}, "'odd-orders': patern is no field of a rule; use name, verdict"),
+        ({"patern": "x"}, "'odd-orders': patern is not a field of a rule; use name, verdict"),
     ],
 )
 def test_a_bad_rule_is_refused_with_rule_field_and_remedy(change: dict[str, Any], problem: str) -> None:

@@ -25,6 +25,6 @@ def test_a_known_ending_gets_its_verdict(verdict: str, text: str) -> None:
     for line in text.splitlines():
         window.feed(line)
 
-    finding = classify(Evidence(exit_code=1, output=window.lines()))
+    classification = classify(Evidence(exit_code=1, output=window.lines()))
 
-    assert finding.verdict is Verdict(verdict), finding
+    assert classification.verdict is Verdict(verdict), classification

@@ -1,0 +1,1 @@
+"""The dispatcher of a Kafka ladder."""

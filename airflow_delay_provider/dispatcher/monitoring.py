@@ -1,0 +1,125 @@
+"""Metrics and health of the dispatcher, and ``/health`` and ``/metrics`` over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+
+
+class Observer(Protocol):
+    """Receives what the loops did; must not raise."""
+
+    def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
+        """Messages were dispatched to their channels, this late."""
+        ...
+
+    def failed(self, loop: str) -> None:
+        """A run of a loop failed, or its work for one channel."""
+        ...
+
+
+class PrometheusObserver:
+    """Keeps the numbers that ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._dispatched = Counter(
+            "delay_dispatched", "Messages dispatched to their channel", ["channel"], registry=self.registry
+        )
+        self._errors = Counter(
+            "delay_errors",
+            "Runs of a loop, or of its work for one channel, that failed",
+            ["loop"],
+            registry=self.registry,
+        )
+        self._lateness = Histogram(
+            "delay_lateness_seconds",
+            "How long after its due time a message was dispatched",
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
+            registry=self.registry,
+        )
+        self.held_channels = Gauge(
+            "delay_held_channels",
+            "Channels to which messages cannot be sent; /health has the reasons",
+            ["loop"],
+            registry=self.registry,
+        )
+        self.scheduled = Gauge("delay_scheduled", "Scheduled messages", registry=self.registry)
+        self.overdue = Gauge(
+            "delay_overdue_seconds", "How long the first scheduled message is overdue", registry=self.registry
+        )
+
+    def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
+        """Count messages and their lateness."""
+        for channel, count in by_channel.items():
+            self._dispatched.labels(channel).inc(count)
+        for late in lateness_ms:
+            self._lateness.observe(late / 1000)
+
+    def failed(self, loop: str) -> None:
+        """Count an error."""
+        self._errors.labels(loop).inc()
+
+    def render(self) -> bytes:
+        """Return all numbers in Prometheus' text form."""
+        return generate_latest(self.registry)
+
+
+class HealthServer:
+    """Serves ``/health`` (200 if all is well, otherwise 503) and the metrics for Prometheus."""
+
+    def __init__(
+        self, host: str, port: int, *, health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]
+    ) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                match self.path.partition("?")[0]:
+                    case "/health":
+                        report = health()
+                        self._answer(200 if report["well"] else 503, "application/json", json.dumps(report).encode())
+                    case "/metrics":
+                        self._answer(200, CONTENT_TYPE_LATEST, metrics())
+                    case _:
+                        self._answer(404, "text/plain", b"try /health or /metrics\n")
+
+            def _answer(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Log nothing: health checks come every few seconds."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"dispatcher health port: cannot listen on {host}:{port} ({error.strerror}); choose another port, 0 for"
+                " any free port, or -1 for none"
+            ) from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="delay-health", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def start(self) -> None:
+        """Start the server."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.shutdown()
+        self._server.server_close()

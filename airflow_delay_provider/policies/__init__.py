@@ -1,1 +1,0 @@
-"""Retry policies for operators of others."""

@@ -1,0 +1,1 @@
+"""Spark clusters: their addresses and their health."""

@@ -1,1 +1,0 @@
-"""Task groups for DAG authors."""

@@ -1,0 +1,218 @@
+"""Reads a journal once for all triggers that wait for outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
+from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.triggers.broker_thread import BrokerThread
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseTrigger
+
+    from airflow_delay_provider.brokers.port import Broker
+    from airflow_delay_provider.domain.lifecycle import JournalEntry
+    from airflow_delay_provider.hooks.delay import DelayHook
+
+ItemT = TypeVar("ItemT")
+
+READ_AT_ONCE = 1000
+#: Entries passed to the event loop at once, so that it never stalls.
+SLICE = 200
+#: How often all awaited ids are looked up again, in case an entry was missed.
+RECONCILE_SECONDS = 30.0
+#: How often the thread checks for a dispatcher.
+DISPATCHER_CHECK_SECONDS = 10.0
+#: How often a trigger reads the result of that check.
+WARNING_CHECK_SECONDS = 5.0
+#: How often a trigger repeats the same warning.
+WARNING_REPEAT_SECONDS = 600.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    missing: set[str]
+    done: asyncio.Future[Mapping[str, JournalEntry]]
+    found: dict[str, JournalEntry] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    message_ids: Sequence[str]
+    #: None for the position of the last reconciliation.
+    since: str | None
+    #: Trigger that waits, and ledger that stores its messages, if known.
+    waiter: _Waiter | None = None
+    ledger_id: str | None = None
+
+
+class JournalTail(BrokerThread):
+    """Wakes triggers as the journal records the outcomes of their messages.
+
+    No outcome is missed: a trigger is registered before earlier entries are searched, so an outcome is either found by
+    that search or among the entries read after it. A search that fails is repeated.
+    """
+
+    def __init__(self, conn_id: str, loop: asyncio.AbstractEventLoop, *, hold: str | None = None) -> None:
+        super().__init__(conn_id, loop, hold=hold)
+        self.interval = _poll_interval()
+        self._waiters: dict[str, list[_Waiter]] = {}
+        self._searches: deque[_Search] = deque()
+        self._position: str | None = None
+        self._reconciled: str | None = None
+        self._ledger_id: str | None = None
+        self._dispatchers_checked_at: float | None = None
+        #: Why nothing dispatches the awaited messages; None if no problem is known.
+        self.dispatcher_warning: str | None = None
+        self._timer = loop.call_later(RECONCILE_SECONDS, self._reconcile)
+
+    async def outcomes(
+        self, message_ids: Sequence[str], *, since: str, ledger_id: str | None = None
+    ) -> Mapping[str, JournalEntry]:
+        """Wait until all these messages are dispatched, cancelled or dead-lettered, and return their outcomes.
+
+        :param ledger_id: id of the ledger that stores them. Raises if this thread reads another ledger, which would
+            never record their outcomes.
+        """
+        if not message_ids:
+            return {}
+        waiter = _Waiter(set(message_ids), self.loop.create_future())
+        for message_id in waiter.missing:
+            self._waiters.setdefault(message_id, []).append(waiter)
+        self._searches.append(_Search(tuple(message_ids), since, waiter, ledger_id))
+        self.poll_now()
+        try:
+            return await waiter.done
+        finally:
+            for message_id in waiter.missing:
+                self._forget(message_id, waiter)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        super().stop()
+
+    def poll(self, hook: DelayHook) -> bool:
+        broker = hook.get_conn()
+        # Read the position before the first search of earlier entries, so that the two overlap.
+        if self._position is None:
+            self._position = self._reconciled = broker.journal_end()
+        while self._searches:
+            self._require_ledger(hook, self._searches[0])
+            self._find_earlier(broker, self._searches[0])
+            self._searches.popleft()
+        self._check_dispatchers(hook)
+        entries = broker.read_journal(after=self._position, limit=READ_AT_ONCE)
+        self._pass_on(entry for entry in entries if entry.change in FINAL_CHANGES)
+        if entries:
+            self._position = entries[-1].position
+        return len(entries) == READ_AT_ONCE
+
+    def fail(self, error: Exception) -> None:
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                _refuse(waiter, error)
+
+    def _require_ledger(self, hook: DelayHook, search: _Search) -> None:
+        if search.ledger_id is None:
+            return
+        if self._ledger_id is None:
+            self._ledger_id = ledger_id_of(hook)
+        if search.waiter is not None and self._ledger_id != search.ledger_id:
+            self.call_on_loop(_refuse, search.waiter, _other_ledger(hook))
+
+    def _check_dispatchers(self, hook: DelayHook) -> None:
+        checked_at, now = self._dispatchers_checked_at, time.monotonic()
+        if checked_at is None or now - checked_at >= DISPATCHER_CHECK_SECONDS:
+            self.dispatcher_warning = find_dispatcher_warning(hook)
+            self._dispatchers_checked_at = now
+
+    def _find_earlier(self, broker: Broker, search: _Search) -> None:
+        since, position = search.since, self._position
+        if since is None:
+            since = self._reconciled or ""
+        for batch in _batches(search.message_ids, READ_AT_ONCE):
+            self._pass_on(broker.find_outcomes(batch, since=since).values())
+        if search.since is None:
+            self._reconciled = position
+
+    def _pass_on(self, entries: Iterable[JournalEntry]) -> None:
+        for batch in _batches(entries, SLICE):
+            self.call_on_loop(self._wake, batch)
+
+    def _wake(self, entries: Iterable[JournalEntry]) -> None:
+        for entry in entries:
+            for waiter in self._waiters.pop(entry.message_id, ()):
+                waiter.missing.discard(entry.message_id)
+                waiter.found[entry.message_id] = entry
+                if not waiter.missing and not waiter.done.done():
+                    waiter.done.set_result(waiter.found)
+
+    def _forget(self, message_id: str, waiter: _Waiter) -> None:
+        others = [other for other in self._waiters.get(message_id, ()) if other is not waiter]
+        if others:
+            self._waiters[message_id] = others
+        else:
+            self._waiters.pop(message_id, None)
+
+    def _reconcile(self) -> None:
+        self._searches.append(_Search(tuple(self._waiters), None))
+        self._timer = self.loop.call_later(RECONCILE_SECONDS, self._reconcile)
+
+
+@asynccontextmanager
+async def warn_while_not_dispatched(tail: JournalTail, trigger: BaseTrigger) -> AsyncIterator[None]:
+    """Log a warning while the body waits and no dispatcher runs; repeat it now and then."""
+    # A task that is created here logs to the log of its trigger.
+    warnings = asyncio.create_task(_log_warnings(tail, trigger))
+    try:
+        yield
+    finally:
+        warnings.cancel()
+
+
+async def _log_warnings(tail: JournalTail, trigger: BaseTrigger) -> None:
+    warned_at: float | None = None
+    while True:
+        await asyncio.sleep(WARNING_CHECK_SECONDS)
+        warning, now = tail.dispatcher_warning, time.monotonic()
+        if warning is None and warned_at is not None:
+            trigger.log.info("A dispatcher serves the awaited messages again")
+            warned_at = None
+        elif warning is not None and (warned_at is None or now - warned_at >= WARNING_REPEAT_SECONDS):
+            trigger.log.warning("Nothing dispatches the messages that this task waits for: %s", warning)
+            warned_at = now
+
+
+def _refuse(waiter: _Waiter, error: Exception) -> None:
+    if not waiter.done.done():
+        waiter.done.set_exception(error)
+
+
+def _other_ledger(hook: DelayHook) -> ConfigurationError:
+    return ConfigurationError(
+        f"ledger_url: this triggerer reads {hook.get_ledger().name}, but the task stored its messages in another"
+        " ledger; set [delay] ledger_url to the same PostgreSQL database on all machines"
+    )
+
+
+def _batches(items: Iterable[ItemT], size: int) -> Iterable[list[ItemT]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _poll_interval() -> float:
+    from airflow.sdk.configuration import conf
+
+    seconds: float = conf.getfloat("delay", "journal_poll_interval", fallback=0.2)
+    return seconds

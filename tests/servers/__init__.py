@@ -1,1 +1,0 @@
-"""Private servers for tests and benchmarks: `python -m tests.servers postgres -- command ...`."""
