@@ -474,7 +474,7 @@ class Watcher:
             while not self._end.is_set():
                 for record in consumer.consume(1000, 0.02):
                     if record.error() is None:
-                        self._figures.seen.setdefault(_id_of(record), now_ms())
+                        self._figures.seen.setdefault(id_of(record), now_ms())
                 if time.monotonic() > next_look:
                     next_look = time.monotonic() + 0.5
                     self._crew.note_memory()
@@ -486,7 +486,7 @@ class Watcher:
 def _judge(work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequence[str], figures: Figures) -> None:
     topology = client.topology
     for record in read_to_end(broker.bootstrap, channels):
-        name, at = _id_of(record), record.timestamp()[1]
+        name, at = id_of(record), record.timestamp()[1]
         figures.stored[name].append(at)
         figures.by_partition[topology.partition_of(None, name)].append(at)
         if at < figures.due.get(name, 0):
@@ -570,7 +570,7 @@ def _all_of(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
     ]
 
 
-def _id_of(record: Message) -> str:
+def id_of(record: Message) -> str:
     return dict(record.headers() or [])["delay-id"].decode()
 
 

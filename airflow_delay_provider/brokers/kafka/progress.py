@@ -108,11 +108,6 @@ def progress_of(
     return Progress(committed.offset, note) if committed.offset <= end else Progress(end)
 
 
-def is_ahead_of(committed: Committed, end: int, *, topic_id: str) -> bool:
-    """Whether the progress is ahead of the log of the same topic: its leader is new and behind, or lost records."""
-    return committed.offset > end and bool(topic_id) and _read_note(committed)[1] == topic_id
-
-
 def note_of(progress: Progress, topic_id: str) -> str:
     """Return what is committed with the offset: the note, and the id of its topic."""
     return f"{progress.note()}{_ID}{topic_id}" if topic_id else progress.note()

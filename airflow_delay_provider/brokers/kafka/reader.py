@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
@@ -117,17 +117,17 @@ class Reader:
             self.stop()
 
 
-def log_ends(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+def log_ends(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[PartitionId, int]:
     """Return the offset behind the last record of each partition, committed or not."""
     return _offsets(clients, {each: OffsetSpec.latest() for each in partitions})
 
 
-def log_starts(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+def log_starts(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[PartitionId, int]:
     """Return the offset of the first record of each partition."""
     return _offsets(clients, {each: OffsetSpec.earliest() for each in partitions})
 
 
-def stable_ends(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[tuple[str, int], int]:
+def stable_ends(clients: KafkaClients, partitions: Iterable[TopicPartition]) -> dict[PartitionId, int]:
     """Return the offset behind the last record that consumers of committed records can see."""
     return _offsets(clients, {each: OffsetSpec.latest() for each in partitions}, IsolationLevel.READ_COMMITTED)
 
@@ -136,16 +136,17 @@ def _offsets(
     clients: KafkaClients,
     question: dict[TopicPartition, OffsetSpec],
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionId, int]:
     if not question:
         return {}
-    found: dict[tuple[str, int], int] = clients.ask(
-        lambda: {
-            (each.topic, each.partition): future.result().offset
-            for each, future in clients.admin()
-            .list_offsets(question, isolation_level=isolation, request_timeout=clients.try_seconds)
-            .items()
-        },
-        "reading the offsets of topics",
-    )
-    return found
+
+    def ask() -> dict[PartitionId, int]:
+        answers = clients.admin().list_offsets(question, isolation_level=isolation, request_timeout=clients.try_seconds)
+        found = {(each.topic, each.partition): future.result().offset for each, future in answers.items()}
+        if any(offset < 0 for offset in found.values()):
+            # The library reports no error if the node that led a partition is gone.
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return found
+
+    offsets: dict[PartitionId, int] = clients.ask(ask, "reading the offsets of topics")
+    return offsets

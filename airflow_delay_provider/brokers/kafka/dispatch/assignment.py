@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +14,7 @@ from airflow_delay_provider.brokers.kafka.dispatch.isolation import Isolation
 from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue
 from airflow_delay_provider.brokers.kafka.dispatch.transaction import TAKE_OVER_SECONDS, KafkaTransaction
-from airflow_delay_provider.brokers.kafka.progress import is_ahead_of, progress_of
+from airflow_delay_provider.brokers.kafka.progress import progress_of
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_ends, log_starts
 from airflow_delay_provider.brokers.kafka.recall import RecordPosition
 from airflow_delay_provider.brokers.kafka.verify import complete_partitions
@@ -24,8 +23,6 @@ log = logging.getLogger(__name__)
 
 #: A dispatcher that runs but does not poll for so long loses its partitions.
 STUCK_SECONDS = 60
-#: A new leader that reports less than is committed has so long to catch up; after that, records are lost.
-CATCH_UP_SECONDS = 15.0
 
 
 class Assignment:
@@ -65,7 +62,7 @@ class Assignment:
         committed = self._clients.ask(
             lambda: consumer.committed(readable, 10.0), "reading the progress", seconds=TAKE_OVER_SECONDS
         )
-        starts, ends = log_starts(self._clients, readable), self._read_ends(committed, topics)
+        starts, ends = log_starts(self._clients, readable), log_ends(self._clients, readable)
         recalled = self._read_recalls({each.partition for each in readable})
         by_partition: dict[int, dict[str, PartitionQueue]] = defaultdict(dict)
         for each in committed:
@@ -130,39 +127,19 @@ class Assignment:
         recalled: set[RecordPosition],
         transaction: KafkaTransaction | None,
     ) -> None:
-        """Start with the first record of a topic that was created again, and forget recalls of the deleted one."""
+        """Continue a topic that was created again, or has lost records, and forget recalls of records that are gone."""
         log.warning(
-            "%s: topic %s was deleted and created again: partition %d is read from its beginning",
+            "%s: topic %s was created again or has lost records: partition %d is read from offset %d on",
             self._clients.config.name,
             queue.topic,
             partition,
+            queue.progress.next,
         )
         queue.is_changed = True
         for position in [each for each in recalled if each.topic == queue.topic]:
             recalled.discard(position)
             if transaction is not None:
                 transaction.record_recall(position, recalled=False)
-
-    def _read_ends(
-        self, committed: Sequence[TopicPartition], topics: Mapping[str, LadderTopic]
-    ) -> Mapping[PartitionId, int]:
-        """Return where the logs end, once they contain all that is committed.
-
-        After a node was lost, a new leader reports less until the other replicas have answered it. Records behind that
-        end would be processed again, and their messages delivered twice.
-        """
-        deadline = time.monotonic() + CATCH_UP_SECONDS
-        partitions = [TopicPartition(each.topic, each.partition) for each in committed]
-        ids = {name: topic.id for name, topic in topics.items()}
-        while True:
-            ends = log_ends(self._clients, partitions)
-            is_behind = any(
-                is_ahead_of(each, ends[each.topic, each.partition], topic_id=ids.get(each.topic, ""))
-                for each in committed
-            )
-            if not is_behind or time.monotonic() > deadline:
-                return ends
-            time.sleep(0.1)
 
     def _read_recalls(self, numbers: set[int]) -> Mapping[int, set[RecordPosition]]:
         found = {number: set[RecordPosition]() for number in numbers}
