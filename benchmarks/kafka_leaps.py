@@ -3,7 +3,8 @@
 A clock that merely runs faster would lie: what takes the dispatcher 100 ms would count as a minute, messages would be
 late for their next rung, and skip it. So time stands still here while there is work, and leaps to the end of the hold
 time when all messages are in the rung: each message passes exactly the rungs of its delay, and each costs what it costs
-in real time. All else is the code of production, with three changes in the process that is measured:
+in real time. From the moment at which the messages are due, time passes as it does: their channel may have to be
+described first. All else is the code of production, with three changes in the process that is measured:
 
 - the moment at which a record was put into a rung, which the broker notes in real time, is that of the standing clock
   (the same arithmetic, on another number);
@@ -78,14 +79,25 @@ class Arrived:
 
 
 class StandingClock:
-    """A clock that is set."""
+    """A clock that is set, and stands still until it is started."""
 
     def __init__(self) -> None:
         self.at_ms = int(time.time() * 1000)
+        self._started_at: float | None = None
+
+    def set(self, at_ms: int) -> None:
+        """Set it to a time, at which it stands still."""
+        self.at_ms, self._started_at = at_ms, None
+
+    def start(self, at_ms: int) -> None:
+        """Let it run from a time on; it goes on running if it runs already."""
+        if self._started_at is None:
+            self.at_ms, self._started_at = at_ms, time.monotonic()
 
     def now(self) -> datetime:
-        """Return the time it was set to."""
-        return from_ms(self.at_ms)
+        """Return its time."""
+        since = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        return from_ms(self.at_ms + int(since * 1000))
 
 
 def run_leaping_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
@@ -130,7 +142,8 @@ def _travel(
     n = sum(voyage.by_partition[number] for number in dispatcher._assignment.partitions)
     if max(voyage.by_partition) > MOST_IN_A_PARTITION:
         raise MismatchError(f"{max(voyage.by_partition)} messages in a partition are too many to leap with")
-    holds, clock.at_ms = rests_of(ladder, voyage.delay_ms), voyage.start_ms
+    holds = rests_of(ladder, voyage.delay_ms)
+    clock.set(voyage.start_ms)
     _note_rests(voyage.start_ms, holds)
     left, cpu = list(holds), time.process_time()
     pipe.send("begin")
@@ -139,9 +152,9 @@ def _travel(
         dispatcher.run_once()
         if left:
             if counts["rests"] == n * (len(holds) - len(left) + 1):
-                clock.at_ms += left.pop(0)
+                clock.set(clock.at_ms + left.pop(0))
         elif sum(len(each._due_soon) for each in dispatcher._assignment.partitions.values()) == n:
-            clock.at_ms = voyage.start_ms + voyage.delay_ms
+            clock.start(voyage.start_ms + voyage.delay_ms)
         if counts != seen:
             seen, since = counts.copy(), time.monotonic()
         elif time.monotonic() > since + STUCK_SECONDS:
