@@ -41,7 +41,7 @@ class LadderBroker(EmbeddedBroker, NeedsDispatcher):
     ) -> LadderDispatcher:
         self.instance = instance
         assert on_dispatched is not None
-        return LadderClimber(self, on_dispatched)
+        return StubLadderDispatcher(self, on_dispatched)
 
     def note_closed(self, what: str) -> None:
         self.threads.add(threading.current_thread())
@@ -53,7 +53,7 @@ class LadderBroker(EmbeddedBroker, NeedsDispatcher):
         self.note_closed("broker")
 
 
-class LadderClimber(LadderDispatcher):
+class StubLadderDispatcher(LadderDispatcher):
     def __init__(self, broker: LadderBroker, on_dispatched: OnDispatched) -> None:
         self._broker = broker
         self._on_dispatched = on_dispatched

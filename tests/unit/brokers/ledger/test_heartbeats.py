@@ -86,11 +86,13 @@ def test_only_a_dispatcher_with_this_connection_serves_its_ladder(ledger: Ledger
     assert gap is not None
     assert gap.problem == "no dispatcher that serves the ladder of 'kafka' has ever been seen in this ledger"
     failing = {**WELL, "well": False, "failures": 1, "error": "BrokerError: no node answers"}
-    write_heartbeat(ledger, owner="climber", kafka_connections=["kafka"], loops={"dispatch_kafka:kafka": failing})
+    write_heartbeat(
+        ledger, owner="kafka-dispatcher", kafka_connections=["kafka"], loops={"dispatch_kafka:kafka": failing}
+    )
     gap = find_kafka_gap(dispatchers_of(ledger), "kafka")
     assert gap is not None
     assert gap.problem.endswith("UTC: BrokerError: no node answers")
-    write_heartbeat(ledger, owner="climber", kafka_connections=["kafka"], loops={"dispatch_kafka:kafka": WELL})
+    write_heartbeat(ledger, owner="kafka-dispatcher", kafka_connections=["kafka"], loops={"dispatch_kafka:kafka": WELL})
     assert find_kafka_gap(dispatchers_of(ledger), "kafka") is None
 
 
