@@ -169,6 +169,20 @@ MUTATIONS = [
         mistake=r"if selection.message_ids is None:\1",
         tests="tests/contract/test_embedded.py -k sqlite",
     ),
+    Mutation(
+        breaks="a replayed message leaves the dead-letter channel",
+        part="brokers/ledger",
+        place=r"\n +connection\.execute\(delete\(channel_message\).*(?=\n +journal\.append\(connection, Change\.REQ)",
+        mistake="",
+        tests="tests/unit/brokers/ledger/test_replay.py -k sqlite",
+    ),
+    Mutation(
+        breaks="a replayed message starts with a handled count of 0",
+        part="brokers/ledger",
+        place=r"handled_count=0,(\n +generation)",
+        mistake=r"\1",
+        tests="tests/unit/brokers/ledger/test_replay.py -k sqlite",
+    ),
     # -- Spark
     Mutation(
         breaks="a permanent failure is not retried",

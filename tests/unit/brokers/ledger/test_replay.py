@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.contract.harness import run_together
-from tests.unit.brokers.ledger.rows import NOW_MS, insert, message, read
+from tests.unit.brokers.ledger.rows import NOW_MS, deliver, insert, message, read
 
 ALL = DeadLetters(channel="orders")
 THERE = "there"
@@ -69,6 +70,23 @@ def test_messages_of_a_dispatcher_are_replayed_in_batches_with_journal_and_count
     told = read(ledger, lambda c: c.execute(select(event.c.reason).where(event.c.change == Change.REQUEUED)).scalars())
     assert list(told) == ["replayed"] * len(batch)
     assert read(ledger, lambda c: delivery.next_due_ms(c, destination=THERE)) == NOW_MS
+
+
+def test_a_replayed_message_leaves_the_dead_letters_at_once_and_starts_with_a_count_of_none(ledger: Ledger) -> None:
+    """A25: a consumer of the dead letters must not receive it before it is dispatched again."""
+    broker = EmbeddedBroker(ledger, clock=SettableClock(from_ms(NOW_MS)))
+    sent = message(NOW_MS)
+    broker.send([sent])
+    [first] = broker.receive("orders")
+    broker.requeue(first, timedelta(0))
+    deliver(ledger)
+    [second] = broker.receive("orders")
+    assert second.message.handled_count == 1
+    broker.dead_letter(second, channel="orders.dead", reason="bad")
+    assert broker.replay(ALL).count == 1
+    assert broker.receive("orders.dead") == []
+    deliver(ledger)
+    assert [each.message.handled_count for each in broker.receive("orders")] == [0]
 
 
 def test_replays_and_schedules_at_the_same_moment_count_each_message_once(ledger: Ledger) -> None:
