@@ -1,4 +1,4 @@
-"""A dispatcher that kills itself with SIGKILL at a chosen step: ``python -m tests.acceptance.crashing_dispatcher``.
+"""A dispatcher that kills itself with SIGKILL at a chosen step.
 
 The loops, the ledger and the brokers are the real ones; only the step of the crash is patched in. Ids handed to another
 broker are appended to a file, so that the tests see every send, also of a process that died.
@@ -24,13 +24,12 @@ from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.message import Message
 
+#: Messages that are moved together: small, so that a crash finds some that are moved and some that are not.
+BATCH = 60
 #: Steps inside the one transaction that moves messages into channels of the same database.
 STEPS_HERE = ("after_take", "after_mark", "after_publish", "before_commit", "after_commit")
 #: Steps of claim, send, mark for another broker.
 STEPS_AWAY = ("before_claim_commit", "after_claim", "after_publish", "before_mark_commit", "after_mark")
-
-#: Printed when it begins to work.
-READY = "ready"
 
 
 class Crash:
@@ -46,11 +45,14 @@ class Crash:
 
 
 class Announced(Dispatcher):
-    """Says when it works."""
+    """Creates a file when it works."""
+
+    ready: Path | None = None
 
     def start(self) -> None:
         super().start()
-        print(READY, flush=True)
+        if self.ready is not None:
+            self.ready.touch()
 
 
 class LoggedBroker(EmbeddedBroker):
@@ -123,7 +125,7 @@ def arm_commit(crash: Crash, ledger: Ledger, *, marks: str, before: bool) -> Non
     event.listen(ledger.engine, "commit" if before else "begin", lambda _: crash() if moved["now"] else None)
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Serve until killed, by oneself or by SIGTERM."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ledger", required=True)
@@ -132,7 +134,8 @@ def main() -> None:
     parser.add_argument("--step", choices=sorted({*STEPS_HERE, *STEPS_AWAY}))
     parser.add_argument("--passages", type=int, default=1)
     parser.add_argument("--claim-seconds", type=float, default=2)
-    options = parser.parse_args()
+    parser.add_argument("--ready", type=Path)
+    options = parser.parse_args(arguments)
 
     ledger = Ledger(options.ledger)
     broker = None
@@ -146,13 +149,11 @@ def main() -> None:
         else:
             arm_away(options.step, crash, ledger, broker)
     config = DispatcherConfig(
-        batch=200,
+        batch=BATCH,
         claim=timedelta(seconds=options.claim_seconds),
         rescue_interval=timedelta(milliseconds=200),
         health_port=None,
     )
-    Announced(ledger, open_broker=lambda _: broker, config=config).run_until_signalled()
-
-
-if __name__ == "__main__":
-    main()
+    dispatcher = Announced(ledger, open_broker=lambda _: broker, config=config)
+    dispatcher.ready = options.ready
+    dispatcher.run_until_signalled()
