@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,26 +33,60 @@ os.environ.pop("AIRFLOW__DELAY__LEDGER_URL", None)
 settings.register_profile("delay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("delay")
 
-IN_AIRFLOW = re.compile(r"acceptance/test_(.*_airflow|spark_.*)\.py$")
 RABBITMQ_VERSIONS = ("rabbitmq3", "rabbitmq4")
-ON_VERSION = re.compile(rf"\[.*({'|'.join(RABBITMQ_VERSIONS)})")
+#: Tests that share one Airflow.
+IN_AIRFLOW = {
+    "the Airflow that runs Spark jobs": re.compile(r"acceptance/test_spark_"),
+    "the Airflow that uses brokers": re.compile(r"acceptance/test_\w*_airflow"),
+}
+#: Tests of one file that use the same RabbitMQ and the same type of queue.
+ON_RABBITMQ = re.compile(r"\[.*(rabbitmq[34](?:-quorum|-classic)?)")
+#: Files whose tests mostly wait: two workers share each.
+PATIENT = re.compile(r"contract/test_.*(rabbitmq|kafka)")
+#: What takes longest begins first.
+LONGEST = [
+    *IN_AIRFLOW,
+    "tests/acceptance/test_killed_rabbitmq.py",
+    "tests/contract/test_rabbitmq.py",
+    "tests/contract/test_kafka.py",
+    "tests/acceptance/test_killed_kafka.py",
+    "tests/contract/",
+    "tests/acceptance/test_demo.py",
+    "tests/acceptance/",
+    "tests/integration/",
+]
 
 
-class ByFile(LoadScopeScheduling):
-    """How workers share the tests: a file stays with one, once for each version of RabbitMQ, and so do all that use the
-    one Airflow."""
+def group_of(nodeid: str) -> str:
+    """Return the group of a test; one worker runs all tests of a group."""
+    file = nodeid.split("::")[0]
+    for airflow, files in IN_AIRFLOW.items():
+        if files.search(file):
+            return airflow
+    group = file
+    if rabbitmq := ON_RABBITMQ.search(nodeid):
+        group = f"{group} on {rabbitmq[1]}"
+    return f"{group}, half {crc32(nodeid.encode()) % 2}" if PATIENT.search(file) else group
+
+
+class ByGroup(LoadScopeScheduling):
+    """How workers share the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if IN_AIRFLOW.search(file):
-            return "the Airflow of the acceptance tests"
-        version = ON_VERSION.search(nodeid)
-        return f"{file} on {version[1]}" if version else file
+        return group_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    config.option.loadscopereorder = False  # the longest come first as they are
-    return ByFile(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        group = group_of(item.nodeid)
+        return next((n for n, start in enumerate(LONGEST) if group.startswith(start)), len(LONGEST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="module", params=RABBITMQ_VERSIONS)

@@ -19,7 +19,7 @@ def test_tasks_that_failed_together_come_back_within_the_bucket_and_none_runs_tw
 ) -> None:
     with private_cluster(tmp_path) as cluster:
         define(api, "spark_standalone", connection_of(cluster))
-        figures = stampede(airflow, api, cluster, tmp_path, tasks=16, kills=1, seconds=300)
+        figures = stampede(airflow, api, cluster, tmp_path, tasks=10, kills=1, seconds=300)
     assert figures.succeeded == figures.tasks
     assert figures.overlaps == []
     assert figures.repeated == []

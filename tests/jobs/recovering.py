@@ -16,7 +16,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 way, folder = sys.argv[1], Path(sys.argv[2])
-is_mended = (folder / "mended").exists()
 lock = (folder / "lock").open("w")
 try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,14 +37,6 @@ def fill_disk(numbers: Iterator[int]) -> Iterator[int]:
     return numbers
 
 
-def lose_shuffle() -> None:
-    """A fetch failure: what one stage wrote is gone before the next one reads it."""
-    disks = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirs()
-    for disk in disks:
-        for found in Path(disk.getPath()).rglob("shuffle_*.data"):
-            found.unlink()
-
-
 def work(numbers: Iterator[int]) -> Iterator[int]:
     """For as long as nobody mends anything."""
     (folder / "working").touch()
@@ -61,15 +52,6 @@ if way == "source":
     print("sum", numbers.mapPartitions(read_source).sum())
 elif way == "disk":
     print("count", numbers.mapPartitions(fill_disk).count())
-elif way == "memory":
-    gateway = spark.sparkContext._gateway
-    print("length", len(gateway.new_array(gateway.jvm.byte, 1000 if is_mended else 2**30)))
-elif way == "shuffle":
-    groups = numbers.map(lambda number: (number % 2, number)).groupByKey(1)
-    groups.count()
-    if not is_mended:
-        lose_shuffle()
-    print("groups", groups.count())
 elif way == "work":
     print("count", numbers.mapPartitions(work).count())
 else:
