@@ -16,12 +16,18 @@ from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.parse import parse_choice, parse_delay
 from airflow_delay_provider.domain.schedule import OnConflict, compose_message
-from airflow_delay_provider.hooks.confirmed_store import ConfirmedStore, schedule_once
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
 from airflow_delay_provider.hooks.ledger import ledger_id_of
-from airflow_delay_provider.hooks.task import cancel_in_time, open_hook, origin_of, translate_errors
+from airflow_delay_provider.hooks.task import (
+    ConfirmedStore,
+    cancel_in_time,
+    open_hook,
+    origin_of,
+    schedule_once,
+    translate_errors,
+)
 from airflow_delay_provider.links import DelayedMessageLink, message_url
 from airflow_delay_provider.metrics import count_confirmed
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger, describe_outcomes, require_dispatched

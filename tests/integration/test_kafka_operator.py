@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_delay_provider.domain.exceptions import DeferMessage
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
-from airflow_delay_provider.hooks import confirmed_store
+from airflow_delay_provider.hooks import task
 from airflow_delay_provider.hooks.kafka import KafkaHook
 from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
@@ -89,7 +89,7 @@ def test_one_bad_message_far_back_keeps_all_from_being_published(
     stream: Stream, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A29, B52"""
-    monkeypatch.setattr(confirmed_store, "BATCH", 2)
+    monkeypatch.setattr(task, "BATCH", 2)
     with stream.open() as broker:
         before = broker.journal_end()
         with pytest.raises(AirflowFailException, match="headers: 'delay-id' is reserved"):

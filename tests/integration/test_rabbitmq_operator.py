@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.exceptions import BrokerError
-from airflow_delay_provider.hooks import confirmed_store
+from airflow_delay_provider.hooks import task
 from airflow_delay_provider.operators.control import CancelMessageOperator
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.testing.task_run import TaskInstanceStub
@@ -73,7 +73,7 @@ def received(url: str, n: int) -> Counter[str]:
 
 def test_a_try_after_a_refusal_publishes_just_what_was_not_confirmed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A28, C11, C14: a full queue refuses, the task fails with the ids, and its next try completes the batch."""
-    monkeypatch.setattr(confirmed_store, "BATCH", 5)
+    monkeypatch.setattr(task, "BATCH", 5)
     store, messages = StateStore(), numbered(FITS + 15)
     with pytest.raises(BrokerError, match="a queue is full") as refused:
         run(store, messages)
@@ -109,7 +109,7 @@ def test_other_messages_of_the_same_task_are_not_taken_for_the_confirmed_ones(ur
 
 def test_one_bad_message_far_back_keeps_all_from_being_published(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A29, B52"""
-    monkeypatch.setattr(confirmed_store, "BATCH", 2)
+    monkeypatch.setattr(task, "BATCH", 2)
     messages = [*numbered(6), {"payload": "x", "headers": {"x-death": "1"}}]
     with pytest.raises(AirflowFailException, match="headers: 'x-death' is reserved"):
         run(StateStore(), messages)
