@@ -14,7 +14,7 @@ from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.clock import ONE_MS
 from airflow_delay_provider.domain.lifecycle import JournalEntry, State, outcome_of
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.hooks.dispatcher_warning import dispatcher_command
+from airflow_delay_provider.hooks.delay import dispatcher_command
 
 PREVIEW_BYTES = 2048
 #: Limits the page of a message that was requeued many times.

@@ -29,7 +29,7 @@ from airflow_delay_provider.domain.exceptions import DelayError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import require_channel, require_message_id
 from airflow_delay_provider.domain.parse import parse_count
-from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.delay import find_dispatcher_warning
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, LoopReport

@@ -17,8 +17,7 @@ from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.domain.parse import parse_choice, parse_delay
 from airflow_delay_provider.domain.schedule import OnConflict, compose_message
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning
 from airflow_delay_provider.hooks.ledger import ledger_id_of
 from airflow_delay_provider.hooks.task import (
     ConfirmedStore,

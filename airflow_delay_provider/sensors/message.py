@@ -15,8 +15,7 @@ from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayEr
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Delivery, Message, decode_payload
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.dispatcher_warning import find_dispatcher_warning
+from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning
 from airflow_delay_provider.hooks.task import open_hook, parse_message_ids
 from airflow_delay_provider.triggers.channel_watch import load_filter
 from airflow_delay_provider.triggers.message import (
