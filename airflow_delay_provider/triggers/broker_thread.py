@@ -1,4 +1,4 @@
-"""One thread and one broker client for all triggers of a connection."""
+"""Shared by all triggers: one thread and one broker client for each connection, and the pause before a task resumes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from airflow_delay_provider.hooks.delay import DelayHook
 if TYPE_CHECKING:
     #: Class of the thread, event loop, connection id and hold.
     Key: TypeAlias = tuple[type["BrokerThread"], asyncio.AbstractEventLoop, str, str | None]
+    from airflow.triggers.base import BaseTrigger
 
 log = logging.getLogger(__name__)
+
+#: Time for the scheduler's own loop, after the exit of the deferring process was noticed.
+MARGIN_SECONDS = 5.0
 
 
 class BrokerThread(ABC):
@@ -141,3 +145,22 @@ class BrokerThread(ABC):
             self.release_resources()
         with suppress(Exception):
             hook.close()
+
+
+async def pause_after_deferral(trigger: BaseTrigger, *, began: float) -> None:
+    """Wait until ``trigger`` may resume its task; it ``began`` at this time of the monotonic clock.
+
+    Airflow notices the exit of the deferring process up to ``[workers] min_heartbeat_interval`` seconds late. If the
+    task is resumed earlier, the scheduler takes that exit for the resumed task's and fails it (apache/airflow issues
+    67287 and 72716). After a longer wait there is no pause, nor in ``dag.test()``, which has no scheduler and no task
+    instance.
+    """
+    if trigger.task_instance is not None:
+        await asyncio.sleep(began + _pause_seconds() - time.monotonic())
+
+
+def _pause_seconds() -> float:
+    from airflow.sdk.configuration import conf
+
+    noticed: float = conf.getfloat("workers", "min_heartbeat_interval", fallback=5)
+    return noticed + MARGIN_SECONDS

@@ -17,8 +17,8 @@ from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.task import cancel_in_time
+from airflow_delay_provider.triggers.broker_thread import pause_after_deferral
 from airflow_delay_provider.triggers.channel_watch import ChannelWatch, Watch
-from airflow_delay_provider.triggers.deferral import pause_after_deferral
 from airflow_delay_provider.triggers.journal_tail import JournalTail, warn_while_not_dispatched
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.spark.admission import RetryAdmission, RetryTarget
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, RetryTickets, Ticket, WaitsFor
-from airflow_delay_provider.triggers.deferral import pause_after_deferral
+from airflow_delay_provider.triggers.broker_thread import pause_after_deferral
 from airflow_delay_provider.triggers.journal_tail import JournalTail, warn_while_not_dispatched
 
 

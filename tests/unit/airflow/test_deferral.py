@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from airflow_delay_provider.triggers.deferral import pause_after_deferral
+from airflow_delay_provider.triggers.broker_thread import pause_after_deferral
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 
 
