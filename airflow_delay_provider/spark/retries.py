@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.spark.failures.verdict import Classification, Verdict
+from airflow_delay_provider.spark.failures import Classification, Verdict
 
 #: Of the history in Airflow's task state store.
 HISTORY_KEY = "delay_spark_retries"

@@ -1,4 +1,4 @@
-"""Classify a failure from its evidence.
+"""Classify a failure from its evidence, which can be read from an exception of the Spark provider.
 
 The failure that ended the application decides, not those it survived: the last traceback or uncaught exception first,
 and in it the root cause before the exceptions that wrap it. Earlier failures count only if that one is uninformative.
@@ -7,17 +7,15 @@ and in it the root cause before the exceptions that wrap it. Earlier failures co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from airflow_delay_provider.spark.failures.evidence import Evidence
 from airflow_delay_provider.spark.failures.log_parser import Failure, order_by_weight, parse_failures
 from airflow_delay_provider.spark.failures.log_text import cut, display_line, expand_json, without_data, without_names
 from airflow_delay_provider.spark.failures.patterns import EXCEPTION, NAMES_EXCEPTION
-from airflow_delay_provider.spark.failures.rules import Rule, Rules, Where
-from airflow_delay_provider.spark.failures.verdict import Classification, Verdict
+from airflow_delay_provider.spark.failures.rules import Rule, Rules, Verdict, Where
 
-_EXIT_CODE = re.compile(
+_EXIT_CODE_OF_DRIVER = re.compile(
     r"(?:Error code is: |Kubernetes spark exit code is: |exit_code=|User application exited with (?:status )?)"
     r"(-?\d{1,3})\b"
 )
@@ -26,6 +24,88 @@ _MAX_FAILURES = 20
 _LOST = re.compile(r"Lost (?:task|executor) ")
 #: How many statements of lost tasks and executors are searched for a resource that ran out.
 _MAX_LOSSES = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """Everything that is known of a failed attempt; any part may be missing."""
+
+    #: Of spark-submit; a signal shows as -n or 128 + n.
+    exit_code: int | None = None
+    #: Texts of the exception chain, joined by newlines.
+    exception: str = ""
+    #: Output of spark-submit: :meth:`OutputWindow.lines`.
+    output: Sequence[str] = ()
+    #: Standalone cluster mode: FAILED, ERROR, KILLED ...
+    driver_state: str | None = None
+    #: Log of a driver that ran on the cluster, if it could be fetched.
+    driver_output: Sequence[str] = ()
+    #: Diagnostics of the YARN application.
+    diagnostics: str = ""
+    #: Kubernetes: OOMKilled, Evicted ...
+    pod_reason: str | None = None
+
+
+_TAIL = "\nLast spark-submit output:\n"
+#: The command holds names and arguments of the user, which must not be taken for the failure.
+_COMMAND = re.compile(r"^Cannot execute: .*\. (?=Error code is: )", re.DOTALL)
+#: The driver's own code before that of spark-submit.
+_EXIT_CODES = (
+    re.compile(r"Kubernetes spark exit code is: (-?\d+)"),
+    re.compile(r"\(phase=Failed exit_code=(\d+)"),
+    re.compile(r"Error code is: (-?\d+)"),
+)
+_DRIVER_STATE = re.compile(r"^Driver \S+ exited with status ([A-Z]+)")
+_DIAGNOSTICS = re.compile(r"^YARN application .*?\nDiagnostics: (.*)", re.DOTALL)
+_POD_REASON = re.compile(r"\(phase=Failed .*reason=(\w+)\)")
+
+
+def evidence_of(error: BaseException) -> Evidence:
+    """Return the ``evidence`` attribute of an exception in the chain, else read the messages of the chain."""
+    chain = list(_chain_of(error))
+    for each in chain:
+        carried = getattr(each, "evidence", None)
+        if isinstance(carried, Evidence):
+            return carried
+    texts = [str(each) for each in chain]
+    messages = [_COMMAND.sub("", text.partition(_TAIL)[0]) for text in texts]
+    return Evidence(
+        exit_code=next((int(code) for pattern in _EXIT_CODES for code in _found(pattern, messages)), None),
+        exception="\nCaused by: ".join(
+            f"{type(each).__name__}: {text}" for each, text in zip(chain, messages, strict=True)
+        ),
+        output=[line for text in texts for line in text.partition(_TAIL)[2].splitlines()],
+        driver_state=next(_found(_DRIVER_STATE, messages), None),
+        diagnostics=next(_found(_DIAGNOSTICS, messages), ""),
+        pod_reason=next((reason for reason in _found(_POD_REASON, messages) if reason != "None"), None),
+    )
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes, as a traceback shows them."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _found(pattern: re.Pattern[str], texts: list[str]) -> Iterator[str]:
+    return (match[1] for text in texts if (match := pattern.search(text)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """A verdict with its explanation."""
+
+    verdict: Verdict
+    #: Name of the rule that decided; empty if none did.
+    rule: str
+    #: The decisive line, shortened, secrets masked.
+    line: str
+    #: One line for people.
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +267,7 @@ def _exit_code(evidence: Evidence) -> int | None:
     """Prefer the driver's own code: a submission that only waits exits with 0 or 1 whatever happens."""
     if evidence.exit_code not in {None, 0, 1}:
         return evidence.exit_code
-    codes = (_EXIT_CODE.search(cut(line)) for line in _driver_lines(evidence))
+    codes = (_EXIT_CODE_OF_DRIVER.search(cut(line)) for line in _driver_lines(evidence))
     return next((int(found.group(1)) for found in codes if found), evidence.exit_code)
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import yaml  # type: ignore[import-untyped]  # PyYAML brings no annotations
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.spark.failures.verdict import Verdict
 
 _SQLSTATE = re.compile(r"SQLSTATE: ?([0-9A-Z]{5})")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]{2,100}(?:\.[A-Z0-9_]{1,100})?)\]")
@@ -23,6 +22,21 @@ _FIELDS = ("name", "verdict", "reason", "where", *_CRITERIA)
 _NESTED_REPEAT = re.compile(r"\((?:\\.|\[[^\]]*\]|[^()\\])*(?<!\\)[+*](?:\\.|[^()\\])*\)(?:[+*]|\{\d+,\})")
 
 Word = TypeVar("Word", bound=StrEnum)
+
+
+class Verdict(StrEnum):
+    """Whether a retry can help."""
+
+    #: An outside problem that may pass: a refused connection, a lock, a timeout, throttling.
+    TRANSIENT = "transient"
+    #: The cluster failed, not the application.
+    INFRASTRUCTURE = "infrastructure"
+    #: Too little memory, disk or quota; a retry rarely helps.
+    RESOURCE = "resource"
+    #: It will fail again: code, query, arguments, missing files, permissions.
+    PERMANENT = "permanent"
+    #: No rule matches; ``unknown_as`` or ``on_unknown`` decides.
+    UNKNOWN = "unknown"
 
 
 class Where(StrEnum):

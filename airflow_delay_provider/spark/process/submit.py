@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_delay_provider.domain.exceptions import StarvedError
 from airflow_delay_provider.spark.failures import Evidence, OutputWindow
-from airflow_delay_provider.spark.failures.evidence import evidence_of
+from airflow_delay_provider.spark.failures.classifier import evidence_of
 from airflow_delay_provider.spark.process import guard
 from airflow_delay_provider.spark.process.driver_log import DriverLog
 from airflow_delay_provider.spark.process.starvation import StarvationWatchdog

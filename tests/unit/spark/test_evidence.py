@@ -10,7 +10,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_delay_provider.spark.failures import Evidence
-from airflow_delay_provider.spark.failures.evidence import evidence_of
+from airflow_delay_provider.spark.failures.classifier import evidence_of
 from tests.unit.spark.answering import answering
 
 

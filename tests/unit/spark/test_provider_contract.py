@@ -15,7 +15,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from airflow_delay_provider.operators import spark as our_operator
 from airflow_delay_provider.spark import group as our_group
-from airflow_delay_provider.spark.failures import evidence
+from airflow_delay_provider.spark.failures import classifier
 from airflow_delay_provider.spark.process import submit as our_hook
 
 #: Methods of the hook that GuardedSparkSubmitHook overrides or calls, with their parameters.
@@ -107,7 +107,7 @@ def test_the_list_of_private_names_is_complete(hook: SparkSubmitHook, operator: 
 
 def test_every_message_on_the_list_is_parsed() -> None:
     """The patterns escape some characters, so they are compared without them."""
-    patterns = "".join(inspect.getsource(module) for module in (evidence, our_hook)).replace("\\", "")
+    patterns = "".join(inspect.getsource(module) for module in (classifier, our_hook)).replace("\\", "")
     for text in MESSAGES:
         assert text.removesuffix("HTTP ") in patterns, f"no pattern looks for {text!r}: remove it from the list"
 
