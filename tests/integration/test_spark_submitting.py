@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_delay_provider.domain.exceptions import StarvedError
 from airflow_delay_provider.spark.failures import Verdict, classify
-from airflow_delay_provider.spark.process import driver_log
+from airflow_delay_provider.spark.process import driver_watch
 from airflow_delay_provider.spark.process import submit as spark
 from airflow_delay_provider.spark.process.submit import GuardedSparkSubmitHook, is_unknown_job
 from tests.sparks import (
@@ -258,7 +258,7 @@ def test_a_driver_that_was_only_just_submitted_is_ended_with_its_task(
 def test_the_log_of_a_driver_that_the_cluster_ran_is_fetched_and_a_restarted_master_does_not_know_it(
     cluster: SparkCluster, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_log, "TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(driver_watch, "TIMEOUT_SECONDS", 60)
     with submitting_to(cluster):
         hook = make_hook(JOBS / "refused.py", "", free_port(), **PYTHON_DRIVER)
         assert hook.submit(str(jar)) == hook._driver_id

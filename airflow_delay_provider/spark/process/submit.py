@@ -21,8 +21,7 @@ from airflow_delay_provider.domain.exceptions import StarvedError
 from airflow_delay_provider.spark.failures import Evidence, OutputWindow
 from airflow_delay_provider.spark.failures.classifier import evidence_of
 from airflow_delay_provider.spark.process import guard
-from airflow_delay_provider.spark.process.driver_log import DriverLog
-from airflow_delay_provider.spark.process.starvation import StarvationWatchdog
+from airflow_delay_provider.spark.process.driver_watch import DriverLog, StarvationWatchdog
 
 #: The guard kills processes that do not stop; it needs a little longer than they get.
 GUARD_STOP_SECONDS = guard.GRACE_SECONDS + 2
