@@ -16,12 +16,11 @@ from airflow_delay_provider.dispatcher.context import Context, TokenBucket
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
+from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
 from airflow_delay_provider.dispatcher.loop import Loop, LoopThread
 from airflow_delay_provider.dispatcher.monitoring import HealthServer, Observer, PrometheusObserver
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
-from airflow_delay_provider.dispatcher.prune import Prune
-from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
 from airflow_delay_provider.dispatcher.write_heartbeat import WriteHeartbeat
 from airflow_delay_provider.domain.clock import Clock, SystemClock
 from airflow_delay_provider.domain.exceptions import DelayError

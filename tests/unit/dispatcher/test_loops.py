@@ -14,9 +14,8 @@ from airflow_delay_provider.brokers.port import Receipt
 from airflow_delay_provider.dispatcher.context import Context, TokenBucket
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
+from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
-from airflow_delay_provider.dispatcher.prune import Prune
-from airflow_delay_provider.dispatcher.rescue_stale import RescueStale
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import State
