@@ -12,8 +12,8 @@ from sqlalchemy import event
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.delivery import next_due_ms
-from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.monitoring import PrometheusObserver
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.clock import SystemClock

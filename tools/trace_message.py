@@ -141,8 +141,8 @@ def trace_rabbitmq() -> Trace:
 
 def trace_kafka() -> Trace:
     from airflow_delay_provider.brokers.ledger.database import Ledger
-    from airflow_delay_provider.dispatcher.context import Context
     from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
+    from airflow_delay_provider.dispatcher.loop import Context
     from airflow_delay_provider.dispatcher.options import DispatcherConfig
     from airflow_delay_provider.domain.clock import SystemClock
     from airflow_delay_provider.hooks.delay import open_destination
@@ -225,8 +225,8 @@ def fail_twice(folder: Path, ledger: Any, trace: Trace) -> None:
 
 def embedded_loop(ledger: Any) -> Any:
     """The loop of a dispatcher that dispatches messages of the ledger."""
-    from airflow_delay_provider.dispatcher.context import Context
     from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+    from airflow_delay_provider.dispatcher.loop import Context
     from airflow_delay_provider.dispatcher.options import DispatcherConfig
     from airflow_delay_provider.domain.clock import SystemClock
 

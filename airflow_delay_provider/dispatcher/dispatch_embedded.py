@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from airflow_delay_provider.brokers.ledger import delivery
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 
 
 class DispatchEmbedded:

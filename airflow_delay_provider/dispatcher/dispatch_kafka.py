@@ -6,7 +6,7 @@ import logging
 
 from airflow_delay_provider.brokers.port import LadderDispatcher, NeedsDispatcher
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 
 log = logging.getLogger(__name__)

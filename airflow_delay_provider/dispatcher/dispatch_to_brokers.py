@@ -12,7 +12,7 @@ from datetime import datetime
 from airflow_delay_provider.brokers.ledger import delivery
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.exceptions import DelayError, Reach

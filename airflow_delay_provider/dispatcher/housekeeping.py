@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from airflow_delay_provider.brokers.ledger import delivery, scheduling
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.clock import floor_ms
 
 log = logging.getLogger(__name__)

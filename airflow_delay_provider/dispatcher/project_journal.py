@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_delay_provider.brokers.ledger import projection
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 
 #: Most entries in one transaction.
 PAGE = 1000

@@ -12,12 +12,11 @@ from typing import Any
 from airflow_delay_provider.brokers.ledger import delivery, listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
-from airflow_delay_provider.dispatcher.context import Context, TokenBucket
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
-from airflow_delay_provider.dispatcher.loop import Loop, LoopThread
+from airflow_delay_provider.dispatcher.loop import Context, Loop, LoopThread, TokenBucket
 from airflow_delay_provider.dispatcher.monitoring import HealthServer, Observer, PrometheusObserver
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal

@@ -11,8 +11,7 @@ from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.ledger import heartbeats
 from airflow_delay_provider.brokers.ledger.environment import this_machine
-from airflow_delay_provider.dispatcher.context import Context
-from airflow_delay_provider.dispatcher.loop import LoopHealth
+from airflow_delay_provider.dispatcher.loop import Context, LoopHealth
 
 _DISTRIBUTION = "airflow-delay-provider"
 #: Longer errors are cut.

@@ -14,9 +14,9 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
 from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.brokers.port import Broker
-from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.housekeeping import RescueStale
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.message import Delivery

@@ -23,8 +23,8 @@ def delay(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, le
 
 def dispatch_embedded(ledger_url: str) -> None:
     """What a dispatcher does."""
-    from airflow_delay_provider.dispatcher.context import Context
     from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+    from airflow_delay_provider.dispatcher.loop import Context
     from airflow_delay_provider.dispatcher.options import DispatcherConfig
 
     ledger = Ledger(ledger_url)

@@ -10,7 +10,7 @@ import pytest
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from airflow_delay_provider.dispatcher.context import Context
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.domain.clock import SystemClock

@@ -11,8 +11,8 @@ import pytest
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.port import Broker, LadderDispatcher, NeedsDispatcher, OnDispatched
-from airflow_delay_provider.dispatcher.context import Context, TokenBucket
 from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
+from airflow_delay_provider.dispatcher.loop import Context, TokenBucket
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff

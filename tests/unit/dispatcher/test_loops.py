@@ -11,10 +11,10 @@ from airflow_delay_provider.brokers.ledger import delivery, listing, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.port import Receipt
-from airflow_delay_provider.dispatcher.context import Context, TokenBucket
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
+from airflow_delay_provider.dispatcher.loop import Context, TokenBucket
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError

@@ -13,8 +13,8 @@ from airflow_delay_provider.brokers.ledger import listing, projection
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.port import Broker
-from airflow_delay_provider.dispatcher.context import Context
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import PAGE, ProjectJournal
 from airflow_delay_provider.dispatcher.service import Dispatcher
