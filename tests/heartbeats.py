@@ -9,8 +9,13 @@ from typing import Any
 from sqlalchemy import update
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
-from airflow_delay_provider.brokers.ledger.environment import this_machine
-from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, Heartbeat, beat, read_dispatchers
+from airflow_delay_provider.brokers.ledger.heartbeats import (
+    DispatcherRecord,
+    Heartbeat,
+    beat,
+    read_dispatchers,
+    this_machine,
+)
 from airflow_delay_provider.brokers.ledger.tables import dispatcher
 from airflow_delay_provider.domain.clock import ONE_MS
 

@@ -6,8 +6,7 @@ import argparse
 import logging
 import sys
 
-from airflow_delay_provider.brokers.ledger.database import Ledger
-from airflow_delay_provider.brokers.ledger.environment import URL_VARIABLE, default_ledger_url
+from airflow_delay_provider.brokers.ledger.database import URL_VARIABLE, Ledger, default_ledger_url
 from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.dispatcher.options import OPTIONS, read_config
 from airflow_delay_provider.dispatcher.service import Dispatcher

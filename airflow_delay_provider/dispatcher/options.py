@@ -15,7 +15,7 @@ from airflow_delay_provider.domain.parse import parse_count, parse_number
 
 def _process_name() -> str:
     # Every `airflow` command imports this module, and only the dispatcher needs more.
-    from airflow_delay_provider.brokers.ledger.environment import process_name
+    from airflow_delay_provider.brokers.ledger.heartbeats import process_name
 
     return process_name()
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.ledger import heartbeats
-from airflow_delay_provider.brokers.ledger.environment import this_machine
+from airflow_delay_provider.brokers.ledger.heartbeats import this_machine
 from airflow_delay_provider.dispatcher.loop import Context, LoopHealth
 
 _DISTRIBUTION = "airflow-delay-provider"

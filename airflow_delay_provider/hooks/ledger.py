@@ -30,8 +30,7 @@ def open_configured_ledger(*, for_messages: bool = True) -> Ledger:
     """
     from airflow.sdk.configuration import conf
 
-    from airflow_delay_provider.brokers.ledger.database import Ledger
-    from airflow_delay_provider.brokers.ledger.environment import default_ledger_url
+    from airflow_delay_provider.brokers.ledger.database import Ledger, default_ledger_url
 
     url: str = conf.get("delay", "ledger_url", fallback="")
     if url or not for_messages:

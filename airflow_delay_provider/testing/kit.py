@@ -13,7 +13,7 @@ from airflow_delay_provider.brokers.consumer import Consumed, Consumer, Consumer
 from airflow_delay_provider.brokers.ledger import delivery, heartbeats, listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.ledger.environment import process_name, this_machine
+from airflow_delay_provider.brokers.ledger.heartbeats import process_name, this_machine
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, MessageRecord, message_of
 from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.brokers.port import Closeable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from airflow_delay_provider.brokers.ledger import migrations
 from airflow_delay_provider.brokers.ledger.dialect import create_postgresql_engine, create_sqlite_engine
-from airflow_delay_provider.brokers.ledger.environment import Machine, this_machine
-from airflow_delay_provider.brokers.ledger.heartbeats import read_dispatchers
+from airflow_delay_provider.brokers.ledger.heartbeats import Machine, read_dispatchers, this_machine
 from airflow_delay_provider.brokers.ledger.tables import ledger_identity
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
@@ -32,12 +32,18 @@ CONTENTION = Backoff(initial=timedelta(milliseconds=20), cap=timedelta(seconds=1
 CONTENTION_ATTEMPTS = 8
 _CONTENTION_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 _MISSING_TABLE_SQLSTATES = frozenset({"42P01"})
-
-
+#: Names the ledger of processes that do not read airflow.cfg.
+URL_VARIABLE = "AIRFLOW__DELAY__LEDGER_URL"
 REMEDY = (
     "set [delay] ledger_url to a PostgreSQL database that all machines reach, such as"
     " postgresql+psycopg://user:password@host/delay, and run `airflow delay db migrate`"
 )
+
+
+def default_ledger_url() -> str:
+    """Return the URL of the environment, else a SQLite file in Airflow's home."""
+    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser().absolute()
+    return os.environ.get(URL_VARIABLE) or f"sqlite:///{home / 'delay.db'}"
 
 
 class Ledger:

@@ -1,19 +1,23 @@
-"""The dispatchers of a ledger, by their heartbeats, and which messages none of them serves.
+"""The dispatchers of a ledger, by their heartbeats: on which machine they run, and which messages none of them serves.
 
-All times are those of the database's clock, so that different machines agree.
+Times of heartbeats are those of the database's clock, so that different machines agree.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms, upsert_into
-from airflow_delay_provider.brokers.ledger.environment import Machine
 from airflow_delay_provider.brokers.ledger.records import AnyRow
 from airflow_delay_provider.brokers.ledger.tables import dispatcher
 from airflow_delay_provider.domain.clock import ONE_MS, from_ms
@@ -27,6 +31,41 @@ KEPT = timedelta(days=1)
 #: Most rows that are read: a dispatcher that crashes at each start leaves many.
 SHOWN = 100
 _ROW = dispatcher.c
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A machine, or a container on it."""
+
+    #: Containers have their own name, and two machines may have the same one.
+    host: str
+    #: The running kernel: all containers of a machine share it, and a restart of the machine changes it. None: unknown.
+    boot_id: str | None
+    booted_at_ms: int
+
+
+def process_name() -> str:
+    """Return a name that no other process has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+
+
+@cache
+def this_machine() -> Machine:
+    """Return the machine on which this process runs."""
+    return Machine(host=socket.gethostname(), boot_id=_read_boot_id(), booted_at_ms=_booted_at_ms())
+
+
+def _read_boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _booted_at_ms() -> int:
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return int((time.time() - uptime) * 1000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

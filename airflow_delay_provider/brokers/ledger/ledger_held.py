@@ -13,7 +13,7 @@ from airflow_delay_provider.brokers.ledger import channels, delivery, replay
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.brokers.ledger.embedded import LedgerBroker
-from airflow_delay_provider.brokers.ledger.environment import process_name
+from airflow_delay_provider.brokers.ledger.heartbeats import process_name
 from airflow_delay_provider.brokers.ledger.records import AnyRow
 from airflow_delay_provider.brokers.port import DEFAULT_VISIBILITY, Broker, Receipt
 from airflow_delay_provider.domain.clock import Clock, ceil_ms

@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import Connection, event, update
 
 from airflow_delay_provider.brokers.ledger import database, dialect
-from airflow_delay_provider.brokers.ledger.database import Ledger
-from airflow_delay_provider.brokers.ledger.environment import default_ledger_url
+from airflow_delay_provider.brokers.ledger.database import Ledger, default_ledger_url
 from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.domain.exceptions import ConfigurationError, LedgerError
 from airflow_delay_provider.domain.lifecycle import State

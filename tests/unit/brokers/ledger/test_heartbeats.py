@@ -8,8 +8,14 @@ import pytest
 
 from airflow_delay_provider.brokers.ledger import heartbeats
 from airflow_delay_provider.brokers.ledger.database import Ledger, read_identity
-from airflow_delay_provider.brokers.ledger.environment import Machine, this_machine
-from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER, KEPT, find_gap, find_kafka_gap
+from airflow_delay_provider.brokers.ledger.heartbeats import (
+    GONE_AFTER,
+    KEPT,
+    Machine,
+    find_gap,
+    find_kafka_gap,
+    this_machine,
+)
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from tests.heartbeats import OWNER, WELL, dispatchers_of, let_pass, write_heartbeat
 from tests.unit.brokers.ledger import rows
