@@ -10,9 +10,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from airflow_delay_provider.brokers.kafka.admin import LadderTopic
 from airflow_delay_provider.brokers.kafka.client import GONE_SECONDS, KafkaClients
-from airflow_delay_provider.brokers.kafka.dispatch.isolation import Isolation
 from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue
+from airflow_delay_provider.brokers.kafka.dispatch.refusals import Isolation
 from airflow_delay_provider.brokers.kafka.dispatch.transaction import TAKE_OVER_SECONDS, KafkaTransaction
 from airflow_delay_provider.brokers.kafka.progress import progress_of
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_ends, log_starts

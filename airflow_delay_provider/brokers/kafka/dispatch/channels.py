@@ -23,7 +23,7 @@ from airflow_delay_provider.brokers.kafka.dispatch.channel_status import (
     ChannelStatus,
     ChannelWatch,
 )
-from airflow_delay_provider.brokers.kafka.dispatch.trial import Trial, open_trial_producer
+from airflow_delay_provider.brokers.kafka.dispatch.refusals import Trial, open_trial_producer
 from airflow_delay_provider.brokers.kafka.header_protocol import HEADER_BYTES
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from airflow_delay_provider.brokers.kafka.client import KafkaClients, is_unreach
 from airflow_delay_provider.brokers.kafka.dispatch.assignment import Assignment, make_group_consumer
 from airflow_delay_provider.brokers.kafka.dispatch.backpressure import Backpressure, StallDetector
 from airflow_delay_provider.brokers.kafka.dispatch.channels import Channels
-from airflow_delay_provider.brokers.kafka.dispatch.isolation import Isolation, RecordFailedError, is_of_record
 from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import Record
+from airflow_delay_provider.brokers.kafka.dispatch.refusals import Isolation, RecordFailedError, is_of_record
 from airflow_delay_provider.brokers.kafka.dispatch.transaction import (
     ChannelRefusedError,
     KafkaTransaction,

@@ -19,8 +19,8 @@ from airflow_delay_provider.brokers.kafka.client import (
 )
 from airflow_delay_provider.brokers.kafka.dispatch.channel_status import PURGED, ChannelCheck, ChannelStatus
 from airflow_delay_provider.brokers.kafka.dispatch.channels import BATCH_OVERHEAD_BYTES, Channels, size_of
-from airflow_delay_provider.brokers.kafka.dispatch.isolation import RecordRefusedError
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import Record
+from airflow_delay_provider.brokers.kafka.dispatch.refusals import RecordRefusedError
 from airflow_delay_provider.brokers.kafka.journal import is_result
 from airflow_delay_provider.brokers.kafka.recall import RecordPosition
 from airflow_delay_provider.brokers.kafka.topology import Topology
