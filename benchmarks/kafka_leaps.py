@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.client import CONSUMER
-from airflow_delay_provider.brokers.kafka.dispatch import backpressure
+from airflow_delay_provider.brokers.kafka.dispatch import assignment
 from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import SLACK_MS, PartitionQueue, Record
 from airflow_delay_provider.brokers.kafka.header_protocol import Headers
@@ -168,7 +168,7 @@ def _travel(
 
 
 def _read_ahead_without_limit() -> None:
-    backpressure.FAR_MS = backpressure.NEAR_MS = 10**13
+    assignment.FAR_MS = assignment.NEAR_MS = 10**13
 
 
 def _note_rests(start_ms: int, holds: Sequence[int]) -> None:

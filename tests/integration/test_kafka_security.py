@@ -18,7 +18,7 @@ from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceTyp
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.brokers.kafka.dispatch import trimming
+from airflow_delay_provider.brokers.kafka.dispatch import assignment
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.hooks.delay import DelayHook
@@ -239,7 +239,7 @@ def test_a_dispatcher_that_lacks_a_permission_says_so(scene: Scene, user: User, 
 def test_a_dispatcher_that_may_not_delete_records_works_and_says_so(
     scene: Scene, user: User, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trimming, "INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(assignment, "TRIM_SECONDS", 0.1)
     channel, prefix = scene.channel(), f"{scene.topology.prefix}."
     user.may(TOPIC, prefix, READ, WRITE, pattern=PREFIXED)
     user.may(GROUP, scene.topology.dispatch_group, READ)

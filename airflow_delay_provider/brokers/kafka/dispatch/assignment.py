@@ -1,15 +1,22 @@
-"""The partitions that the consumer group has assigned to this dispatcher."""
+"""The partitions that the consumer group has assigned to this dispatcher.
+
+They are built from their committed progress. Fetching is paused while many of their records are in memory, stalled
+partitions are reported, and records that all messages have left are deleted.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from airflow_delay_provider.brokers.kafka.admin import LadderTopic
-from airflow_delay_provider.brokers.kafka.client import GONE_SECONDS, KafkaClients
+from airflow_delay_provider.brokers.kafka.client import DENIED, GONE_SECONDS, KafkaClients, code_of
 from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue
 from airflow_delay_provider.brokers.kafka.dispatch.refusals import Isolation
@@ -23,6 +30,21 @@ log = logging.getLogger(__name__)
 
 #: A dispatcher that runs but does not poll for so long loses its partitions.
 STUCK_SECONDS = 60
+#: A partition with fewer records in memory is always fetched.
+FEW = 200
+#: How far ahead records are fetched. Resuming takes up to half a second.
+NEAR_MS = 4_000
+FAR_MS = 8_000
+#: Most records of one partition in memory, however soon they are due.
+MANY = 20_000
+#: How often partitions are checked for too many records, and for stalls.
+CHECK_SECONDS = 0.05
+STALL_CHECK_SECONDS = 2.0
+#: A partition is stalled if its first record is overdue and makes no progress for so long.
+STALL_SECONDS = 30.0
+#: How often records are deleted, and how long a dispatcher that stops waits for that.
+TRIM_SECONDS = 10.0
+TRIM_STOP_SECONDS = 5.0
 
 
 class Assignment:
@@ -177,3 +199,135 @@ def _position_of(key: bytes, partition: int) -> RecordPosition | None:
     except ValueError:
         # Another program wrote it.
         return None
+
+
+class Backpressure:
+    """Pauses and resumes fetching of partitions."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._paused: set[PartitionId] = set()
+        self._checked_at = 0.0
+
+    def regulate(self, queues: Mapping[PartitionId, PartitionQueue], now_ms: int) -> None:
+        """Check all partitions, a few times a second however often it is called."""
+        if time.monotonic() < self._checked_at + CHECK_SECONDS:
+            return
+        self._checked_at = time.monotonic()
+        much = [each for each, queue in queues.items() if len(queue.waiting) >= FEW]
+        full = [each for each in much if each not in self._paused and _is_full(queues[each], now_ms)]
+        hungry = [each for each in self._paused if each in queues and _is_hungry(queues[each], now_ms)]
+        if full:
+            self._consumer.pause([TopicPartition(*each) for each in full])
+            self._paused.update(full)
+        if hungry:
+            self._consumer.resume([TopicPartition(*each) for each in hungry])
+            self._paused.difference_update(hungry)
+
+    def resume_all(self) -> None:
+        """Resume all partitions: revoked ones may be assigned again."""
+        if self._paused:
+            self._consumer.resume([TopicPartition(*each) for each in self._paused])
+            self._paused.clear()
+
+
+def _is_full(queue: PartitionQueue, now_ms: int) -> bool:
+    waiting = queue.waiting
+    return len(waiting) >= MANY or (len(waiting) >= FEW and queue.ready_ms(waiting[-1]) > now_ms + FAR_MS)
+
+
+def _is_hungry(queue: PartitionQueue, now_ms: int) -> bool:
+    waiting = queue.waiting
+    if len(waiting) >= MANY // 2:
+        return False
+    return len(waiting) < FEW // 2 or queue.ready_ms(waiting[-1]) < now_ms + NEAR_MS
+
+
+class StallDetector:
+    """Finds partitions whose records are overdue and not processed."""
+
+    def __init__(self) -> None:
+        #: Descriptions of stalled partitions.
+        self.found: list[str] = []
+        #: The first open record of each overdue partition, and since when it is the first.
+        self._since: dict[PartitionId, tuple[int, float]] = {}
+        self._checked_at = 0.0
+
+    def check(self, queues: Mapping[PartitionId, PartitionQueue], now_ms: int) -> None:
+        """Check all partitions when it is time."""
+        now = time.monotonic()
+        if now < self._checked_at + STALL_CHECK_SECONDS:
+            return
+        self._checked_at, before, self._since = now, self._since, {}
+        for where, queue in queues.items():
+            if _is_overdue(queue, now_ms):
+                low = queue.progress.low
+                known = before.get(where)
+                self._since[where] = known if known is not None and known[0] == low else (low, now)
+        self.found = [
+            f"partition {partition} of {topic} makes no progress at offset {low} for {now - since:.0f} s"
+            for (topic, partition), (low, since) in self._since.items()
+            if now > since + STALL_SECONDS
+        ]
+
+
+def _is_overdue(queue: PartitionQueue, now_ms: int) -> bool:
+    return bool(queue.waiting) and queue.next_ready_ms() < now_ms
+
+
+class Trimmer:
+    """Asks the broker every few seconds, without waiting for it, to delete records before the committed offsets.
+
+    If the offsets of the group are ever lost, a dispatcher starts with the first record left, so little is repeated.
+    """
+
+    def __init__(self, clients: KafkaClients) -> None:
+        self._clients = clients
+        self._wanted: dict[PartitionId, int] = {}
+        self._asked_at = time.monotonic()
+        self._answers: list[Future[Any]] = []
+        self._is_denied = False
+
+    def note(self, committed: Iterable[tuple[str, int, int]]) -> None:
+        """Learn the first offset of each partition (topic, number, offset) that is not done."""
+        for topic, partition, offset in committed:
+            self._wanted[topic, partition] = offset
+
+    def trim(self, *, now: bool = False) -> None:
+        """Ask when it is time; with ``now`` ask at once, and wait a while for the answers."""
+        if not now and time.monotonic() < self._asked_at + TRIM_SECONDS:
+            return
+        self._asked_at = time.monotonic()
+        self._read_answers(TRIM_STOP_SECONDS if now else 0.0)
+        wanted, self._wanted = self._wanted, {}
+        if not wanted or self._is_denied:
+            return
+        done = [TopicPartition(topic, partition, offset) for (topic, partition), offset in wanted.items()]
+        self._answers = list(self._clients.admin().delete_records(done).values())
+        if now:
+            self._read_answers(TRIM_STOP_SECONDS)
+
+    def _read_answers(self, seconds: float) -> None:
+        failed, deadline = False, time.monotonic() + seconds
+        for answer in self._answers:
+            try:
+                answer.result(timeout=max(0.0, deadline - time.monotonic()))
+            except KafkaException as error:
+                failed = True
+                self._note_refusal(error)
+            except TimeoutError:
+                log.debug("The broker has not deleted the records yet")
+        self._answers = []
+        if failed and not self._is_denied:
+            self._clients.look_for_leaders()
+
+    def _note_refusal(self, error: KafkaException) -> None:
+        if code_of(error) in DENIED and not self._is_denied:
+            self._is_denied = True
+            log.warning(
+                "%s: user %s may not DELETE records, so old records stay on disk; grant it on topics that begin"
+                " with %s",
+                self._clients.config.name,
+                self._clients.config.user,
+                self._clients.config.topology.prefix,
+            )

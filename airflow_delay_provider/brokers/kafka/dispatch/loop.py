@@ -12,8 +12,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from airflow_delay_provider.brokers.kafka import admin, verify
 from airflow_delay_provider.brokers.kafka.admin import LadderTopic
 from airflow_delay_provider.brokers.kafka.client import KafkaClients, is_unreached
-from airflow_delay_provider.brokers.kafka.dispatch.assignment import Assignment, make_group_consumer
-from airflow_delay_provider.brokers.kafka.dispatch.backpressure import Backpressure, StallDetector
+from airflow_delay_provider.brokers.kafka.dispatch.assignment import (
+    Assignment,
+    Backpressure,
+    StallDetector,
+    Trimmer,
+    make_group_consumer,
+)
 from airflow_delay_provider.brokers.kafka.dispatch.channels import Channels
 from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import Record
@@ -23,7 +28,6 @@ from airflow_delay_provider.brokers.kafka.dispatch.transaction import (
     KafkaTransaction,
     open_transaction,
 )
-from airflow_delay_provider.brokers.kafka.dispatch.trimming import Trimmer
 from airflow_delay_provider.brokers.kafka.reader import BATCH
 from airflow_delay_provider.brokers.port import LadderDispatcher, OnDispatched
 from airflow_delay_provider.domain.clock import Clock, floor_ms

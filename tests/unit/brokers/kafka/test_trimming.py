@@ -9,12 +9,12 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.brokers.kafka.dispatch import trimming
-from airflow_delay_provider.brokers.kafka.dispatch.trimming import Trimmer
+from airflow_delay_provider.brokers.kafka.dispatch import assignment
+from airflow_delay_provider.brokers.kafka.dispatch.assignment import Trimmer
 
 
 def test_one_that_ends_waits_for_all_answers_together_and_not_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(assignment, "TRIM_STOP_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         trimmer = Trimmer(KafkaClients(KafkaConfig.from_settings({}, host=f"{host}:{port}")))
