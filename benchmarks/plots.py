@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -21,16 +21,13 @@ LATENESS_AIM_MS = 50
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draw rates, lateness and flatness, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
     databases = list(dict.fromkeys(m.store for m in results.measurements))
     pictures = {
         "ledger_rates.png": _draw_rates(results, databases),
         "ledger_lateness.png": _draw_lateness(results, databases),
         "ledger_flat.png": _draw_flat(results, databases),
     }
-    for name, figure in pictures.items():
-        figure.savefig(folder / name, dpi=110)
-    return [folder / name for name in pictures]
+    return save(pictures, folder)
 
 
 def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
@@ -45,15 +42,10 @@ def _draw_rates(results: Results, databases: Sequence[str]) -> Figure:
     figure, axes = panels(len(databases), height=1.2 + 0.36 * most, sharey=True)
     for axis, database in zip(axes, databases, strict=True):
         bars = rates(database)[::-1]
-        values = [m.value for m in bars]
-        spread = [[m.value - m.min for m in bars], [m.max - m.value for m in bars]]
         colors = [BARE_COLOR if m.name.startswith("bare") else COLORS[database] for m in bars]
-        axis.barh([m.name for m in bars], values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
         axis.set_xscale("log")
         axis.set_xlim(30, 1_000_000)
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-        for position, m in enumerate(bars):
-            axis.annotate(show(m.value), (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
+        draw_bars(axis, bars, names=[m.name for m in bars], colors=colors, labels=[show(m.value) for m in bars])
         finish(axis, f"{database}: messages (or entries) a second", grid="x")
     figure.suptitle("Rates: median, whiskers min to max; grey is bare SQL through the driver")
     return figure
@@ -63,21 +55,12 @@ def _draw_lateness(results: Results, databases: Sequence[str]) -> Figure:
     figure, axes = panels(len(databases), height=4.2, sharey=True)
     for axis, database in zip(axes, databases, strict=True):
         for name, style in ((lateness.BY_LEDGER, "-"), (lateness.BY_CONSUMER, "--")):
-            values = sorted(max(value, 0.5) for value in results.samples[(database, name)])
-            shares = [(position + 1) / len(values) * 100 for position in range(len(values))]
             p99 = results.get(database, f"{name}, p99")
             label = f"{name.removeprefix('lateness ')}: p99 {show(p99.value)} ms" if p99 else name
-            axis.plot(values, shares, style, color=COLORS[database], label=label)
-        axis.axvline(LATENESS_AIM_MS, color=AIM_COLOR, lw=1, label=f"aim: p99 within {LATENESS_AIM_MS} ms")
-        axis.axhline(99, color=AIM_COLOR, lw=1, ls=":")
-        axis.set_xscale("log")
-        axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], minor=False)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("")
-        axis.set_xlim(0.5, max(200, *(values[-1] for values in map(sorted, results.samples.values()))) * 1.2)
+            draw_lateness(axis, results.samples[(database, name)], style, color=COLORS[database], label=label)
+        limits = (0.5, max(200, *map(max, results.samples.values())) * 1.2)
+        finish_lateness(axis, database, aim=f"{LATENESS_AIM_MS} ms", aim_ms=LATENESS_AIM_MS, limits_ms=limits)
         axis.set_xlabel("lateness, ms (below 0.5 drawn as 0.5)")
-        axis.legend(loc="lower right", fontsize="small")
-        finish(axis, database, grid="both")
     axes[0].set_ylabel("messages at most so late, %")
     figure.suptitle(f"Lateness at {lateness.RATE} messages/s, delays {lateness.DELAY_SECONDS[0]} to 4 s")
     return figure
@@ -124,6 +107,45 @@ def panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(6.2 * max(n, 1) + 1.5, height), layout="constrained")
     axes = figure.subplots(1, n, sharey=sharey, squeeze=False)
     return figure, list(axes[0])
+
+
+def draw_bars(
+    axis: Axes, measured: Sequence[Measurement], *, names: Sequence[str], colors: Sequence[str], labels: Iterable[str]
+) -> None:
+    """Draw measurements with their spread, from the bottom to the top."""
+    spread = [[m.value - m.min for m in measured], [m.max - m.value for m in measured]]
+    axis.barh(names, [m.value for m in measured], xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    for position, (m, label) in enumerate(zip(measured, labels, strict=True)):
+        axis.annotate(label, (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
+
+
+def draw_lateness(axis: Axes, values_ms: Sequence[float], style: str, *, color: str, label: str) -> None:
+    """Draw which share of the messages was at most so late."""
+    ordered = sorted(max(value, 0.5) for value in values_ms)
+    shares = [(position + 1) / len(ordered) * 100 for position in range(len(ordered))]
+    axis.plot(ordered, shares, style, color=color, label=label)
+
+
+def finish_lateness(axis: Axes, title: str, *, aim_ms: float, aim: str, limits_ms: tuple[float, float]) -> None:
+    """Give a panel of lateness its aim, its scale, its legend and its title."""
+    axis.axvline(aim_ms, color=AIM_COLOR, lw=1, label=f"aim: p99 within {aim}")
+    axis.axhline(99, color=AIM_COLOR, lw=1, ls=":")
+    axis.set_xscale("log")
+    axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], minor=False)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("")
+    axis.set_xlim(limits_ms)
+    axis.legend(loc="lower right", fontsize="small")
+    finish(axis, title, grid="both")
+
+
+def save(pictures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write pictures by their file names, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures.items():
+        figure.savefig(folder / name, dpi=110)
+    return [folder / name for name in pictures]
 
 
 def finish(axis: Axes, title: str, *, grid: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.measuring import Measurement, Results
-from benchmarks.plots import AIM_COLOR, BARE_COLOR, finish, panels
+from benchmarks.plots import BARE_COLOR, draw_bars, draw_lateness, finish, finish_lateness, panels, save
 from benchmarks.rabbitmq_measure import SLOW
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE
 from benchmarks.results import show
@@ -84,29 +84,21 @@ STYLES = (("-", "#0b7285"), ("-", "#364fc7"), ("--", "#868e96"), (":", "#364fc7"
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draw rates, CPU time and lateness, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
     pictures = {
         "rabbitmq_rates.png": _draw_bars(results, "messages/s", "messages published a second"),
         "rabbitmq_cpu.png": _draw_bars(results, "us/message", "broker CPU, microseconds a message"),
         "rabbitmq_lateness.png": _draw_lateness(results),
     }
-    for name, figure in pictures.items():
-        figure.savefig(folder / name, dpi=110)
-    return [folder / name for name in pictures]
+    return save(pictures, folder)
 
 
 def _draw_bars(results: Results, unit: str, title: str) -> Figure:
     measured = [m for m in results.measurements if m.unit == unit][::-1]
     figure, (axis,) = panels(1, height=1.2 + 0.36 * len(measured), sharey=True)
-    values = [m.value for m in measured]
-    spread = [[m.value - m.min for m in measured], [m.max - m.value for m in measured]]
     colors = [OURS_COLOR if m.name.endswith((OFF, ON)) else BARE_COLOR for m in measured]
-    axis.barh([m.name for m in measured], values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
+    labels = [show(m.value) + ("" if m.ratio is None else f"   x {m.ratio:.2f}") for m in measured]
+    draw_bars(axis, measured, names=[m.name for m in measured], colors=colors, labels=labels)
     axis.margins(x=0.25)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-    for position, m in enumerate(measured):
-        text = show(m.value) + ("" if m.ratio is None else f"   x {m.ratio:.2f}")
-        axis.annotate(text, (m.max, position), xytext=(5, 0), textcoords="offset points", va="center")
     finish(axis, f"{STORE} queues: {title}", grid="x")
     base = next((m.ratio_to for m in measured if m.ratio_to), "")
     figure.suptitle(f"Median, whiskers min to max; x is the ratio to: {base}")
@@ -116,21 +108,12 @@ def _draw_bars(results: Results, unit: str, title: str) -> Figure:
 def _draw_lateness(results: Results) -> Figure:
     figure, (axis,) = panels(1, height=4.2, sharey=True)
     for (_, name), (style, color) in zip(results.samples, STYLES, strict=True):
-        values = sorted(max(value, 0.5) for value in results.samples[(STORE, name)])
-        shares = [(position + 1) / len(values) * 100 for position in range(len(values))]
         p99 = results.get(STORE, f"{name}, p99")
         label = f"{name}: p99 {show(p99.value)} ms" if p99 else name
-        axis.plot(values, shares, style, color=color, label=label)
-    axis.axvline(LATENESS_MS, color=AIM_COLOR, lw=1, label=f"aim: p99 within {LATENESS_MS} ms at {SLOW}/s")
-    axis.axhline(99, color=AIM_COLOR, lw=1, ls=":")
-    axis.set_xscale("log")
-    axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], minor=False)
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter("")
-    axis.set_xlim(1, max(100, *(max(values) for values in results.samples.values())) * 1.2)
+        draw_lateness(axis, results.samples[(STORE, name)], style, color=color, label=label)
+    aim, limits = f"{LATENESS_MS} ms at {SLOW}/s", (1, max(100, *map(max, results.samples.values())) * 1.2)
+    finish_lateness(axis, f"{STORE} queues", aim_ms=LATENESS_MS, aim=aim, limits_ms=limits)
     axis.set_xlabel("lateness beyond the tick, ms (below 0.5 drawn as 0.5)")
     axis.set_ylabel("messages at most so late, %")
-    axis.legend(loc="lower right", fontsize="small")
-    finish(axis, f"{STORE} queues", grid="both")
     figure.suptitle("Lateness at a consumer beyond the due time rounded up to the tick of 1 s")
     return figure
