@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_delay_provider.domain.arguments import Hold as Hold
+    from airflow_delay_provider.domain.arguments import OnConflict as OnConflict
+    from airflow_delay_provider.domain.arguments import OnPast as OnPast
+    from airflow_delay_provider.domain.arguments import compose_message as compose_message
     from airflow_delay_provider.domain.backoff import Backoff as Backoff
     from airflow_delay_provider.domain.exceptions import DeferMessage as DeferMessage
     from airflow_delay_provider.domain.exceptions import DelayError as DelayError
     from airflow_delay_provider.domain.message import Message as Message
     from airflow_delay_provider.domain.message import decode_payload as decode_payload
-    from airflow_delay_provider.domain.schedule import Hold as Hold
-    from airflow_delay_provider.domain.schedule import OnConflict as OnConflict
-    from airflow_delay_provider.domain.schedule import OnPast as OnPast
-    from airflow_delay_provider.domain.schedule import compose_message as compose_message
     from airflow_delay_provider.hooks.delay import DelayHook as DelayHook
     from airflow_delay_provider.hooks.kafka import KafkaHook as KafkaHook
     from airflow_delay_provider.hooks.rabbitmq import RabbitMQHook as RabbitMQHook
@@ -41,13 +41,13 @@ _MODULE_OF = {
     "DeferMessage": "airflow_delay_provider.domain.exceptions",
     "DelayError": "airflow_delay_provider.domain.exceptions",
     "DelayHook": "airflow_delay_provider.hooks.delay",
-    "Hold": "airflow_delay_provider.domain.schedule",
+    "Hold": "airflow_delay_provider.domain.arguments",
     "KafkaHook": "airflow_delay_provider.hooks.kafka",
     "Message": "airflow_delay_provider.domain.message",
     "MessageDispatchedSensor": "airflow_delay_provider.sensors.message",
     "MessageSensor": "airflow_delay_provider.sensors.message",
-    "OnConflict": "airflow_delay_provider.domain.schedule",
-    "OnPast": "airflow_delay_provider.domain.schedule",
+    "OnConflict": "airflow_delay_provider.domain.arguments",
+    "OnPast": "airflow_delay_provider.domain.arguments",
     "RabbitMQHook": "airflow_delay_provider.hooks.rabbitmq",
     "ReplayMessageOperator": "airflow_delay_provider.operators.control",
     "RescheduleMessageOperator": "airflow_delay_provider.operators.control",
@@ -55,7 +55,7 @@ _MODULE_OF = {
     "SparkRetries": "airflow_delay_provider.spark.retries",
     "SparkRetryPolicy": "airflow_delay_provider.spark.policy",
     "SparkSubmitRetryOperator": "airflow_delay_provider.operators.spark",
-    "compose_message": "airflow_delay_provider.domain.schedule",
+    "compose_message": "airflow_delay_provider.domain.arguments",
     "decode_payload": "airflow_delay_provider.domain.message",
     "spark_submit_with_retries": "airflow_delay_provider.spark.group",
 }

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from airflow_delay_provider.brokers.port import Broker, Receipt
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.dead_letters import DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, Change, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import OnConflict
 
 #: Messages received at once.
 PREFETCH = 100

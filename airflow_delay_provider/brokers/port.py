@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import Clock, SystemClock
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.consumer import SharedConsumer

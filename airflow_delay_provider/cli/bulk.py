@@ -17,8 +17,8 @@ from uuid import UUID, uuid5
 
 from airflow_delay_provider.cli.bulk_files import BadLineError, Row, read_rows
 from airflow_delay_provider.cli.output import progress
+from airflow_delay_provider.domain.arguments import OnConflict, OnPast, compose_message
 from airflow_delay_provider.domain.exceptions import DelayError, InvalidMessageError
-from airflow_delay_provider.domain.schedule import OnConflict, OnPast, compose_message
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.port import Broker, Outcome, Receipt

@@ -22,9 +22,9 @@ from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig, Ha
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.options import open_hook, parse_seconds
 from airflow_delay_provider.cli.output import iso, message_fields, payload_fields, preview, print_document, printable
+from airflow_delay_provider.domain.arguments import parse_count
 from airflow_delay_provider.domain.exceptions import BrokerError, DeferMessage, DelayError, InvalidMessageError
 from airflow_delay_provider.domain.message import require_channel
-from airflow_delay_provider.domain.parse import parse_count
 
 if TYPE_CHECKING:
     from airflow_delay_provider.domain.message import Message

@@ -8,12 +8,11 @@ from argparse import Namespace
 from airflow_delay_provider.cli.exit_codes import ExitCode, NotConfirmedError, command
 from airflow_delay_provider.cli.options import open_hook
 from airflow_delay_provider.cli.output import iso, print_document, print_one, print_table
+from airflow_delay_provider.domain.arguments import parse_moment, resolve_deliver_at
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import require_message_id
-from airflow_delay_provider.domain.parse import parse_moment
-from airflow_delay_provider.domain.schedule import resolve_deliver_at
 
 
 @command

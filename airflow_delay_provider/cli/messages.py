@@ -24,11 +24,11 @@ from airflow_delay_provider.cli.output import (
     print_table,
     record_fields,
 )
+from airflow_delay_provider.domain.arguments import parse_count
 from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.exceptions import DelayError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import require_channel, require_message_id
-from airflow_delay_provider.domain.parse import parse_count
 from airflow_delay_provider.hooks.delay import find_dispatcher_warning
 
 if TYPE_CHECKING:

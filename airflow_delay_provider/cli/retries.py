@@ -16,10 +16,10 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.cli.exit_codes import ExitCode, NotConfirmedError, command
 from airflow_delay_provider.cli.options import open_hook, open_listing
 from airflow_delay_provider.cli.output import iso, print_document, print_page_tokens, print_table
+from airflow_delay_provider.domain.arguments import parse_count
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message, Origin, require_channel, require_message_id
-from airflow_delay_provider.domain.parse import parse_count
 from airflow_delay_provider.hooks.task import cancel_in_time
 from airflow_delay_provider.spark.tickets import Ticket
 

@@ -11,9 +11,8 @@ from airflow_delay_provider.cli.bulk import BulkDefaults, schedule_file
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.options import message_options, open_hook, read_payload
 from airflow_delay_provider.cli.output import iso, print_one
+from airflow_delay_provider.domain.arguments import OnConflict, OnPast, parse_choice
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
-from airflow_delay_provider.domain.parse import parse_choice
-from airflow_delay_provider.domain.schedule import OnConflict, OnPast
 from airflow_delay_provider.metrics import connect_metrics, count_confirmed
 
 if TYPE_CHECKING:

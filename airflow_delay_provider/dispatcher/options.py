@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from airflow_delay_provider.domain.arguments import parse_count, parse_number
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import CLAIM
-from airflow_delay_provider.domain.parse import parse_count, parse_number
 
 
 def _process_name() -> str:

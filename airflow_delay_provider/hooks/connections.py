@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from airflow_delay_provider.domain.arguments import Hold, Limits, parse_choice
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
-from airflow_delay_provider.domain.parse import parse_choice
-from airflow_delay_provider.domain.schedule import Hold, Limits
 from airflow_delay_provider.hooks.ledger import extra_of, open_ledger, open_named_ledger
 
 if TYPE_CHECKING:

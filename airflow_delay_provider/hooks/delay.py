@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
+from airflow_delay_provider.domain.arguments import Hold, OnConflict, compose_message, parse_choice
 from airflow_delay_provider.domain.dead_letters import DeadLetters
 from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
-from airflow_delay_provider.domain.parse import parse_choice
-from airflow_delay_provider.domain.schedule import Hold, OnConflict, compose_message
 from airflow_delay_provider.hooks.connections import (
     DEFAULT_CONN_ID,
     connections_of_the_server,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_delay_provider.brokers.port import Broker, Receipt
+    from airflow_delay_provider.domain.arguments import OnConflict
     from airflow_delay_provider.domain.message import Message
-    from airflow_delay_provider.domain.schedule import OnConflict
 
 #: Where the state of a task holds the confirmed messages.
 KEY = "delay_confirmed"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_delay_provider.domain.arguments import parse_choice, parse_moment, resolve_deliver_at
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, LifecycleError
-from airflow_delay_provider.domain.parse import parse_choice, parse_moment
-from airflow_delay_provider.domain.schedule import resolve_deliver_at
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.task import cancel_in_time, open_hook, parse_message_ids
 

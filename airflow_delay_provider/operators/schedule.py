@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
+from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, WaitTimeoutError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.parse import parse_choice, parse_delay
-from airflow_delay_provider.domain.schedule import OnConflict, compose_message
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning
 from airflow_delay_provider.hooks.ledger import ledger_id_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
 
+from airflow_delay_provider.domain.arguments import parse_choice
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.domain.parse import parse_choice
 from airflow_delay_provider.spark.failures import Classification, Rules, Verdict, classify
 from airflow_delay_provider.spark.failures.classifier import evidence_of
 from airflow_delay_provider.spark.failures.rules import read_rules

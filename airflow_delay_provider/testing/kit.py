@@ -17,11 +17,10 @@ from airflow_delay_provider.brokers.ledger.heartbeats import process_name, this_
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, MessageRecord, message_of
 from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.brokers.port import Closeable
+from airflow_delay_provider.domain.arguments import Limits, OnConflict, compose_message, parse_choice
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.parse import parse_choice
-from airflow_delay_provider.domain.schedule import Limits, OnConflict, compose_message
 from airflow_delay_provider.testing.clock import SettableClock
 
 _BATCH = 1000

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_delay_provider.domain.arguments import load_function
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, DelayError, InvalidMessageError
-from airflow_delay_provider.domain.parse import load_function
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from airflow_delay_provider.brokers.ledger import listing, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.tables import event, scheduled_message
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.acceptance import crashing_dispatcher
 from tests.acceptance.crashing_dispatcher import STEPS_AWAY, STEPS_HERE
 from tests.databases import fresh_database

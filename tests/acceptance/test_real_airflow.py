@@ -11,9 +11,9 @@ import pytest
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, decode_payload
-from airflow_delay_provider.domain.schedule import compose_message
 from tests.acceptance.runs import DEFERRED, SUCCESS, Run, Start
 from tools.servers.airflow import Airflow
 from tools.servers.airflow_api import AirflowApi

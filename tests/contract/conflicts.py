@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from airflow_delay_provider.brokers.port import Outcome, Receipt
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.exceptions import ConflictError
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.contract.harness import BrokerHarness, run_together
 
 WRITERS = 8

@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 
 from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.exceptions import (
     InvalidMessageError,
     LifecycleError,
@@ -13,7 +14,6 @@ from airflow_delay_provider.domain.exceptions import (
     TooSoonError,
     UnknownMessageError,
 )
-from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.harness import BrokerHarness, run_together
 
 Control = Callable[[Broker, list[str]], None]

@@ -15,8 +15,8 @@ from uuid import uuid4
 import pytest
 
 from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import Limits
 
 ResultT = TypeVar("ResultT")
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.contract.harness import BrokerHarness
 
 

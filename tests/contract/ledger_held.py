@@ -18,9 +18,9 @@ from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrok
 from airflow_delay_provider.dispatcher.housekeeping import RescueStale
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.message import Delivery
-from airflow_delay_provider.domain.schedule import Limits
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.contract.harness import BrokerHarness
 

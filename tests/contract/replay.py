@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.dead_letters import DeadLetters
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.contract.harness import BrokerHarness
 
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from airflow_delay_provider.brokers.port import Broker, Outcome
+from airflow_delay_provider.domain.arguments import Limits, compose_message
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, PayloadError, TooFarError, TooSoonError
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.domain.schedule import Limits, compose_message
 from tests.contract.harness import BrokerHarness, run_together
 
 

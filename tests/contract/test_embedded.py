@@ -11,9 +11,9 @@ from airflow_delay_provider.brokers.ledger import scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.port import Broker, Outcome
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.exceptions import LedgerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.testing.kit import DelayTestKit
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import BrokerHarness

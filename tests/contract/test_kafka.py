@@ -10,9 +10,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.dead_letters import DeadLetters
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.domain.schedule import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
 from tests.kafkas import create_topic, delete_ladder, dispatching, require_kafka

@@ -10,7 +10,7 @@ import pytest
 from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.domain.schedule import Limits
+from airflow_delay_provider.domain.arguments import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
 from tests.rabbits import config_of, counted_looks, require_rabbitmq

@@ -13,7 +13,7 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-from airflow_delay_provider.domain.schedule import Limits
+from airflow_delay_provider.domain.arguments import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
-from airflow_delay_provider.domain.schedule import compose_message
+from airflow_delay_provider.domain.arguments import compose_message
 
 AIRFLOW = str(Path(get_path("scripts")) / "airflow")
 PATIENCE_SECONDS = 180.0

@@ -23,10 +23,10 @@ from airflow_delay_provider.brokers.ledger import listing, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.hooks.delay import open_destination
 from tests.integration.file_secrets import FILE_VARIABLE, HANGS, FileSecrets
 from tests.integration.test_dispatcher_process import Process, running

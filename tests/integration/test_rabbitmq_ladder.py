@@ -17,6 +17,7 @@ import pytest
 from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
 from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.exceptions import (
     DeferMessage,
@@ -28,7 +29,6 @@ from airflow_delay_provider.domain.exceptions import (
 )
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from tests.contract.journal import Tail
 from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
 from tests.ladder_path import path_of

@@ -11,8 +11,8 @@ from airflow.sdk import Connection
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.clock import Clock
-from airflow_delay_provider.domain.schedule import Limits
 from airflow_delay_provider.hooks import connections
 
 

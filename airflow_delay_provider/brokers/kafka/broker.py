@@ -28,6 +28,7 @@ from airflow_delay_provider.brokers.port import (
     Receipt,
     TopologyIssue,
 )
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters
 from airflow_delay_provider.domain.exceptions import (
@@ -37,7 +38,6 @@ from airflow_delay_provider.domain.exceptions import (
 )
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message, require_aware
-from airflow_delay_provider.domain.schedule import Limits
 
 
 class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):

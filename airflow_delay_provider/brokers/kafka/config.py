@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
+from airflow_delay_provider.domain.arguments import read_number
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.domain.parse import read_number
 
 DEFAULT_PORT = 9092
 DEFAULT_CONSUMER_GROUP = "airflow-delay"

@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_delay_provider.brokers.kafka.topology import VERSION
+from airflow_delay_provider.domain.arguments import MAX_PRIORITY, resolve_deliver_at
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms, from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import MAX_CONTENT_TYPE_LENGTH, Message, Origin, require_message_id
-from airflow_delay_provider.domain.schedule import MAX_PRIORITY, resolve_deliver_at
 
 ID = "delay-id"
 DELIVER_AT = "delay-deliver-at"

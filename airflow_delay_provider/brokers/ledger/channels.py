@@ -14,11 +14,11 @@ from airflow_delay_provider.brokers.ledger import delivery, journal, scheduling
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of, take
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, scheduled_message
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import LifecycleError
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import OnConflict
 
 _MESSAGE = scheduled_message.c
 _QUEUED = channel_message.c

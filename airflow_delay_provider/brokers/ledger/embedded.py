@@ -15,12 +15,12 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.brokers.ledger.records import StoredRow
 from airflow_delay_provider.brokers.port import DEFAULT_VISIBILITY, Broker, Outcome, Receipt
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import LedgerError
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message, require_aware
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.ledger.channels import Visible

@@ -16,12 +16,12 @@ from airflow_delay_provider.brokers.ledger.embedded import LedgerBroker
 from airflow_delay_provider.brokers.ledger.heartbeats import process_name
 from airflow_delay_provider.brokers.ledger.records import AnyRow
 from airflow_delay_provider.brokers.port import DEFAULT_VISIBILITY, Broker, Receipt
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import Clock, ceil_ms
 from airflow_delay_provider.domain.dead_letters import DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import BrokerError, DelayError, LedgerError, LifecycleError
 from airflow_delay_provider.domain.lifecycle import CLAIM
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 
 #: Dead letters that are looked for in one go through a dead-letter channel.
 COPIES_AT_ONCE = 10_000

@@ -12,10 +12,10 @@ from airflow_delay_provider.brokers.ledger import journal, replay
 from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.exceptions import ConflictError, LifecycleError, NoRecallError, UnknownMessageError
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 
 _MESSAGE = scheduled_message.c
 ENDED = (State.DISPATCHED, State.CANCELLED, State.DEAD)

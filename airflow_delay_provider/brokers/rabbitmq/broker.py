@@ -29,6 +29,7 @@ from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages, count
 from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
 from airflow_delay_provider.brokers.rabbitmq.verify import verify
+from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters
 from airflow_delay_provider.domain.exceptions import (
@@ -41,7 +42,6 @@ from airflow_delay_provider.domain.exceptions import (
 )
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
-from airflow_delay_provider.domain.schedule import Limits
 
 log = logging.getLogger(__name__)
 

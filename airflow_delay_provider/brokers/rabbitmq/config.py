@@ -11,8 +11,8 @@ from typing import Any
 import pika
 
 from airflow_delay_provider.brokers.rabbitmq.topology import Topology
+from airflow_delay_provider.domain.arguments import read_flag, read_number
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.domain.parse import read_flag, read_number
 
 #: AMQP has two bytes for it.
 MAX_HEARTBEAT_SECONDS = 65_535

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from pika import BasicProperties
 
+from airflow_delay_provider.domain.arguments import MAX_PRIORITY
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms, from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import CHANNEL_FORM, MAX_ID_LENGTH, Message, Origin
-from airflow_delay_provider.domain.schedule import MAX_PRIORITY
 
 DELIVER_AT = "delay-deliver-at"
 SCHEDULED_AT = "delay-scheduled-at"

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from airflow_delay_provider.domain.arguments import load_function
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.domain.parse import load_function
 from airflow_delay_provider.spark.cluster.address import ClusterAddress, ClusterKind
 
 #: The state of a large cluster is about a megabyte.

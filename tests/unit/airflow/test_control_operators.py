@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
 
 HOUR = timedelta(hours=1)

@@ -16,9 +16,9 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.domain.arguments import Hold
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import State
-from airflow_delay_provider.domain.schedule import Hold
 from airflow_delay_provider.hooks.delay import DelayHook, open_destination
 from airflow_delay_provider.operators.control import CancelMessageOperator, RescheduleMessageOperator
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator

@@ -17,9 +17,9 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.serde import serialize
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
 
 HOUR = timedelta(hours=1)

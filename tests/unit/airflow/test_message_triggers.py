@@ -19,10 +19,10 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
 from airflow_delay_provider.brokers.ledger.tables import event
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.lifecycle import JournalEntry, State
-from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.ledger import ledger_id_of
 from airflow_delay_provider.triggers import journal_tail, message

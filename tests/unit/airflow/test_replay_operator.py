@@ -10,9 +10,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Origin
-from airflow_delay_provider.domain.schedule import compose_message
 from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.operators.control import ReplayMessageOperator
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator

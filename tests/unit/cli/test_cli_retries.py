@@ -15,10 +15,10 @@ import pytest
 from airflow_delay_provider.brokers.ledger import delivery, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.spark.tickets import DEFAULT_CHANNEL, Ticket, WaitsFor
 from tests.unit.cli.commandline import CommandLine, parser
 

@@ -16,11 +16,11 @@ from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrok
 from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
 from airflow_delay_provider.dispatcher.loop import Context, TokenBucket
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, PayloadError, UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.testing.clock import SettableClock
 
 SECOND = timedelta(seconds=1)

@@ -17,10 +17,10 @@ from airflow_delay_provider.dispatcher import service
 from airflow_delay_provider.dispatcher.loop import LoopThread
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import STOP_SECONDS, Dispatcher
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from tools.servers.component import wait_for
 
 CONFIG = DispatcherConfig(health_port=None)

@@ -7,10 +7,10 @@ import pytest
 
 from airflow_delay_provider.brokers.consumer import Consumed, ConsumerConfig
 from airflow_delay_provider.brokers.ledger import scheduling
+from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.exceptions import ConflictError, DeferMessage, TooSoonError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import Limits, OnConflict
 from airflow_delay_provider.testing.kit import DelayTestKit
 
 DAY = timedelta(days=1)

@@ -11,10 +11,10 @@ from airflow_delay_provider.brokers.ledger import delivery, journal, listing, sc
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.listing import Page
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from tools.servers.component import wait_for
 
 ResultT = TypeVar("ResultT")

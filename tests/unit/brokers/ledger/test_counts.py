@@ -13,11 +13,11 @@ from airflow_delay_provider.brokers.ledger import delivery, listing, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.tables import message_count, scheduled_message
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import LifecycleError
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.schedule import OnConflict
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, messages

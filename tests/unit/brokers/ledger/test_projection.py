@@ -14,11 +14,11 @@ from sqlalchemy import select, update
 from airflow_delay_provider.brokers.ledger import channels, delivery, listing, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.tables import event, journal_position, message_count, scheduled_message
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import ceil_ms, from_ms
 from airflow_delay_provider.domain.exceptions import ConflictError, LifecycleError, UnknownMessageError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, message, messages
 from tests.unit.brokers.ledger.test_counts import assert_counts_are_true

@@ -7,11 +7,11 @@ import pytest
 
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import ConflictError, LifecycleError, UnknownMessageError
 from airflow_delay_provider.domain.lifecycle import Change, State
 from airflow_delay_provider.domain.message import Origin
-from airflow_delay_provider.domain.schedule import OnConflict
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, message, messages
 

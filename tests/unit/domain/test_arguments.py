@@ -8,6 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_delay_provider.domain.arguments import (
+    Limits,
+    OnConflict,
+    compose_message,
+    parse_choice,
+    resolve_deliver_at,
+)
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
 from airflow_delay_provider.domain.exceptions import (
     ConfigurationError,
@@ -18,8 +25,6 @@ from airflow_delay_provider.domain.exceptions import (
     TooSoonError,
 )
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.domain.parse import parse_choice
-from airflow_delay_provider.domain.schedule import Limits, OnConflict, compose_message, resolve_deliver_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
