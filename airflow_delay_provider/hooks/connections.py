@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow_delay_provider.domain.arguments import Hold, Limits, parse_choice
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
-from airflow_delay_provider.hooks.ledger import extra_of, open_ledger, open_named_ledger
+from airflow_delay_provider.hooks.ledger import open_configured_ledger
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
+    from airflow_delay_provider.brokers.ledger.database import Ledger
     from airflow_delay_provider.brokers.port import Broker
     from airflow_delay_provider.domain.clock import Clock
 
@@ -142,7 +143,7 @@ def _holder_of(conn_id: str, connection: Connection | None, hold: Hold | str | N
     """Return what stores messages until they are due; None if neither the caller nor the connection says."""
     if hold is not None:
         return parse_choice("hold", Hold, hold)
-    configured = extra_of(connection).get("hold")
+    configured = _extra_of(connection).get("hold")
     try:
         return parse_choice("hold", Hold, configured) if configured else None
     except InvalidMessageError as error:
@@ -156,22 +157,56 @@ def _is_embedded(connection: Connection | None) -> bool:
 def _hold_in_ledger(conn_id: str, connection: Connection | None, target: Broker) -> Broker:
     from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
 
-    ledger = open_named_ledger(connection)
+    ledger = _open_named_ledger(connection)
     return LedgerHeldBroker(ledger, conn_id, target, limits=target.limits, clock=target.clock)
 
 
 def _open_embedded(connection: Connection | None, clock: Clock | None) -> Broker:
     from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 
-    limits = Limits.from_settings(extra_of(connection))
-    return EmbeddedBroker(open_ledger(connection), limits=limits, clock=clock)
+    limits = Limits.from_settings(_extra_of(connection))
+    return EmbeddedBroker(_open_ledger(connection), limits=limits, clock=clock)
+
+
+def _open_ledger(connection: Connection | None) -> Ledger:
+    """Open the ledger of a connection of type ``delay``: at its PostgreSQL host, or else the configured ledger."""
+    from sqlalchemy.engine import URL
+
+    from airflow_delay_provider.brokers.ledger.database import Ledger
+
+    if connection is None or not connection.host:
+        return _open_named_ledger(connection)
+    return Ledger(
+        URL.create(
+            "postgresql+psycopg",
+            username=connection.login or None,
+            password=connection.password or None,
+            host=connection.host,
+            port=connection.port,
+            database=connection.schema or None,
+            query={name: str(value) for name, value in _extra_of(connection).items() if name.startswith("ssl")},
+        )
+    )
+
+
+def _open_named_ledger(connection: Connection | None) -> Ledger:
+    """Open the ledger that the extra of a connection names, or else the configured ledger."""
+    from airflow_delay_provider.brokers.ledger.database import Ledger
+
+    url = _extra_of(connection).get("ledger_url")
+    return Ledger(url) if url else open_configured_ledger()
+
+
+def _extra_of(connection: Connection | None) -> Mapping[str, Any]:
+    """Return the extra of a connection; empty without a connection."""
+    return connection.extra_dejson if connection is not None else {}
 
 
 def _open_rabbitmq(connection: Connection, clock: Clock | None) -> Broker:
     with _needing("rabbitmq", connection):
         from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
         from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
-    settings = extra_of(connection)
+    settings = _extra_of(connection)
     config = RabbitMQConfig.from_settings(
         settings,
         host=connection.host,
@@ -187,7 +222,7 @@ def _open_kafka(connection: Connection, clock: Clock | None) -> Broker:
     with _needing("kafka", connection):
         from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
         from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-    settings = extra_of(connection)
+    settings = _extra_of(connection)
     config = KafkaConfig.from_settings(
         settings,
         host=connection.host,

@@ -188,6 +188,17 @@ def open_destination(conn_id: str) -> Broker:
     return broker
 
 
+def ledger_id_of(hook: DelayHook) -> str | None:
+    """Return the id of the ledger that stores the messages of this connection; None if the broker stores them."""
+    from airflow_delay_provider.brokers.ledger.database import read_identity
+
+    ledger = hook.get_conn().ledger
+    if ledger is None:
+        return None
+    with ledger.read() as connection:
+        return read_identity(connection).id
+
+
 def find_dispatcher_warning(hook: DelayHook) -> str | None:
     """Say why nothing dispatches the messages of this connection, and what to do; None if no problem is known.
 

@@ -1,20 +1,16 @@
-"""Open the ledger, and refuse the built-in SQLite file where processes on other machines would need it."""
+"""Open the configured ledger, and refuse the built-in SQLite file where processes on other machines would need it."""
 
 from __future__ import annotations
 
 import importlib
 import socket
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Connection
-
     from airflow_delay_provider.brokers.ledger.database import Ledger
-    from airflow_delay_provider.hooks.delay import DelayHook
 
 #: Airflow's executors that run tasks on the scheduler's machine, and those that do not.
 _LOCAL = frozenset({"LocalExecutor", "airflow.executors.local_executor.LocalExecutor"})
@@ -39,51 +35,6 @@ def open_configured_ledger(*, for_messages: bool = True) -> Ledger:
     ledger = Ledger(default_ledger_url())
     require_dispatcher_here(ledger)
     return ledger
-
-
-def open_ledger(connection: Connection | None) -> Ledger:
-    """Open the ledger of a connection of type ``delay``: at its PostgreSQL host, or else the configured ledger."""
-    from sqlalchemy.engine import URL
-
-    from airflow_delay_provider.brokers.ledger.database import Ledger
-
-    if connection is None or not connection.host:
-        return open_named_ledger(connection)
-    return Ledger(
-        URL.create(
-            "postgresql+psycopg",
-            username=connection.login or None,
-            password=connection.password or None,
-            host=connection.host,
-            port=connection.port,
-            database=connection.schema or None,
-            query={name: str(value) for name, value in extra_of(connection).items() if name.startswith("ssl")},
-        )
-    )
-
-
-def open_named_ledger(connection: Connection | None) -> Ledger:
-    """Open the ledger that the extra of a connection names, or else the configured ledger."""
-    from airflow_delay_provider.brokers.ledger.database import Ledger
-
-    url = extra_of(connection).get("ledger_url")
-    return Ledger(url) if url else open_configured_ledger()
-
-
-def extra_of(connection: Connection | None) -> Mapping[str, Any]:
-    """Return the extra of a connection; empty without a connection."""
-    return connection.extra_dejson if connection is not None else {}
-
-
-def ledger_id_of(hook: DelayHook) -> str | None:
-    """Return the id of the ledger that stores the messages of this connection; None if the broker stores them."""
-    from airflow_delay_provider.brokers.ledger.database import read_identity
-
-    ledger = hook.get_conn().ledger
-    if ledger is None:
-        return None
-    with ledger.read() as connection:
-        return read_identity(connection).id
 
 
 def require_local_executors(file: str) -> None:

@@ -16,8 +16,7 @@ from airflow_delay_provider.domain.exceptions import InvalidMessageError, WaitTi
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
-from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning
-from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning, ledger_id_of
 from airflow_delay_provider.hooks.task import (
     ConfirmedStore,
     cancel_in_time,

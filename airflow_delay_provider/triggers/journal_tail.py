@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
-from airflow_delay_provider.hooks.delay import find_dispatcher_warning
-from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.hooks.delay import find_dispatcher_warning, ledger_id_of
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import pytest
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
-from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning
-from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning, ledger_id_of
 from tests.heartbeats import WELL, let_pass, write_heartbeat
 
 SERVES_KAFKA = {"kafka_connections": ["stream"], "loops": {"dispatch_kafka:stream": WELL}}

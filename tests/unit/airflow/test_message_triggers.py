@@ -23,8 +23,7 @@ from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.lifecycle import JournalEntry, State
-from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.hooks.ledger import ledger_id_of
+from airflow_delay_provider.hooks.delay import DelayHook, ledger_id_of
 from airflow_delay_provider.triggers import journal_tail, message
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 from airflow_delay_provider.triggers.channel_watch import ChannelWatch
