@@ -22,6 +22,7 @@ from airflow_delay_provider.brokers.rabbitmq import admin, verify
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.brokers.rabbitmq.receive import Receiver
+from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from tests.given import do_without, require_server
 from tools.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ, RabbitMQ4
 from tools.servers.server import UnavailableError
@@ -93,6 +94,25 @@ def connection_of(url: str, **settings: Any) -> dict[str, Any]:
         "password": parts.password,
         "extra": settings,
     }
+
+
+class ChannelQueues:
+    """Queues that a test uses as channels. Hundreds of idle ones would keep a broker busy, so they are deleted."""
+
+    def __init__(self, amqp: Any, topology: Topology, kind: str = "quorum") -> None:
+        self._amqp = amqp
+        self._topology = topology
+        self._kind = kind
+        self._names: list[str] = []
+
+    def declare(self, name: str) -> None:
+        self._amqp.queue_declare(name, durable=True, arguments={"x-queue-type": self._kind})
+        self._names.append(name)
+
+    def delete_all(self) -> None:
+        for name in self._names:
+            self._amqp.queue_delete(name)
+            self._amqp.queue_delete(self._topology.relay(name))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.domain.arguments import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities, BrokerHarness
-from tests.rabbits import config_of, counted_looks, require_rabbitmq
+from tests.rabbits import ChannelQueues, config_of, counted_looks, require_rabbitmq
 
 
 class RabbitMQHarness(BrokerHarness):
@@ -21,17 +21,20 @@ class RabbitMQHarness(BrokerHarness):
 
     abilities = Abilities(recall=False, knows_ids=False, visibility=False)
 
-    def __init__(self, config: RabbitMQConfig, queue_type: str, declaring: Any) -> None:
+    def __init__(self, config: RabbitMQConfig, queues: ChannelQueues) -> None:
         self.config = config
-        self.queue_type = queue_type
-        self._declaring = declaring
+        self._queues = queues
         super().__init__()
 
     def make_broker(self, limits: Limits | None) -> Broker:
         return RabbitMQBroker(self.config, limits=limits)
 
     def prepare_channel(self, name: str) -> None:
-        self._declaring.queue_declare(name, durable=True, arguments={"x-queue-type": self.queue_type})
+        self._queues.declare(name)
+
+    def close(self) -> None:
+        super().close()
+        self._queues.delete_all()
 
     def pass_time(self, delta: timedelta) -> None:
         # What is due is on its way within a tick.
@@ -56,7 +59,7 @@ def declaring(queue_type: str) -> Iterator[Any]:
 
 @pytest.fixture
 def harness(ladder: RabbitMQConfig, queue_type: str, declaring: Any) -> Iterator[RabbitMQHarness]:
-    harness = RabbitMQHarness(ladder, queue_type, declaring)
+    harness = RabbitMQHarness(ladder, ChannelQueues(declaring, ladder.topology, queue_type))
     with counted_looks():
         yield harness
     harness.close()

@@ -17,7 +17,7 @@ from airflow_delay_provider.domain.arguments import Limits
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.harness import Abilities
 from tests.contract.ledger_held import LedgerHeldHarness
-from tests.rabbits import config_of, counted_looks, require_rabbitmq
+from tests.rabbits import ChannelQueues, config_of, counted_looks, require_rabbitmq
 
 
 class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
@@ -26,16 +26,20 @@ class RabbitMQHeldByLedgerHarness(LedgerHeldHarness):
     abilities = Abilities(visibility=False)
     unit = timedelta(milliseconds=500)
 
-    def __init__(self, ledger: Ledger, config: RabbitMQConfig, declaring: Any) -> None:
+    def __init__(self, ledger: Ledger, config: RabbitMQConfig, queues: ChannelQueues) -> None:
         self.config = config
-        self._declaring = declaring
+        self._queues = queues
         super().__init__(ledger)
 
     def make_target(self, limits: Limits | None) -> Broker:
         return RabbitMQBroker(self.config, limits=limits, clock=self.clock)
 
     def prepare_channel(self, name: str) -> None:
-        self._declaring.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+        self._queues.declare(name)
+
+    def close(self) -> None:
+        super().close()
+        self._queues.delete_all()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def declaring() -> Iterator[Any]:
 
 @pytest.fixture
 def harness(shared_ledger: Ledger, ladder: RabbitMQConfig, declaring: Any) -> Iterator[RabbitMQHeldByLedgerHarness]:
-    harness = RabbitMQHeldByLedgerHarness(shared_ledger, ladder, declaring)
+    harness = RabbitMQHeldByLedgerHarness(shared_ledger, ladder, ChannelQueues(declaring, ladder.topology))
     with counted_looks():
         yield harness
     harness.close()

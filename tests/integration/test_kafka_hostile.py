@@ -350,7 +350,9 @@ def test_a_destination_that_becomes_bad_while_it_is_written_to_makes_no_others_l
     """The dispatcher can know of it only from a transaction that fails."""
     spoil, _ = BAD[what]
     bad, good = hostile.channel(), hostile.channel()
-    lost = [hostile.message(bad, after=0.5 + 0.02 * n, payload=bytes(2_000)) for n in range(150)]
+    lost = [hostile.message(bad, after=0.5 + 0.02 * n, payload=bytes(2_000)) for n in range(125)]
+    # Due when the destination is bad for sure, however busy the machine is.
+    lost += [hostile.message(bad, after=10, payload=bytes(2_000)) for _ in range(25)]
     others = [hostile.message(good, after=0.5 + 0.02 * n, key=f"k{n}") for n in range(200)]
     hostile.broker.schedule([*lost, *others])
     wait_for(lambda: sum(hostile.ends(bad).values()) > 20, what="messages arrive", interval=0.02)

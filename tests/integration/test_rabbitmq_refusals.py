@@ -26,6 +26,8 @@ from tools.servers.rabbitmq import RabbitMQ
 
 #: How late a message may be on a busy machine; one that waits for a full queue would be later by minutes.
 SOON = timedelta(seconds=10)
+#: Seconds until messages are due whose queue is deleted before, however busy the machine is.
+LATER = 4.0
 
 
 #: What was refused is tried again after 3 s and not after 180; queues count their messages every second, not every 5.
@@ -149,7 +151,7 @@ def test_a_message_whose_queue_was_deleted_is_parked_and_never_told_to_be_dispat
 ):
     deleted, before = scene.queue(), scene.count(UNROUTABLE)
     with scene.open(**({} if with_management else {"management_url": None})) as broker:
-        tail, messages = Tail(broker), scene.messages(deleted, 5, after=0.5)
+        tail, messages = Tail(broker), scene.messages(deleted, 5, after=LATER)
         broker.schedule(messages)
         with scene.amqp() as amqp:
             amqp.queue_delete(deleted)
@@ -170,7 +172,7 @@ def test_parked_messages_arrive_when_they_are_replayed_and_their_channel_is_ther
     with scene.amqp() as amqp:
         amqp.queue_purge(UNROUTABLE)
     back, gone = scene.queue(), scene.queue()
-    messages = [*scene.messages(back, 3, after=0.5), *scene.messages(gone, 2, after=0.5)]
+    messages = [*scene.messages(back, 3, after=LATER), *scene.messages(gone, 2, after=LATER)]
     tail = Tail(scene.broker)
     scene.broker.schedule(messages)
     with scene.amqp() as amqp:
@@ -201,7 +203,7 @@ def test_a_replay_that_ends_in_between_loses_nothing(
 ):
     """What was published and not yet acknowledged comes twice."""
     channel = scene.queue()
-    messages = scene.messages(channel, 2, after=0.5)
+    messages = scene.messages(channel, 2, after=LATER)
     with scene.amqp() as amqp:
         amqp.queue_purge(UNROUTABLE)
     scene.broker.schedule(messages)

@@ -125,7 +125,7 @@ class Airflow:
         stop_all(self.all_components)
         self._guardian.stop()
 
-    def wait_for(self, look: Any, *, what: str, seconds: float, interval: float = 0.2) -> Any:
+    def wait_for(self, look: Any, *, what: str, seconds: float, interval: float = 0.5) -> Any:
         """Wait for what ``look`` finds while all components run."""
         return wait_for(look, what=what, seconds=seconds, components=self.all_components, interval=interval)
 

@@ -13,7 +13,7 @@ RUN_ENDED = frozenset({"success", "failed"})
 class WaitFor(Protocol):
     """Waits for what ``look`` finds; raises when it does not in time."""
 
-    def __call__(self, look: Any, *, what: str, seconds: float, interval: float = 0.2) -> Any: ...
+    def __call__(self, look: Any, *, what: str, seconds: float, interval: float = 0.5) -> Any: ...
 
 
 class AirflowApi:

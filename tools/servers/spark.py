@@ -123,7 +123,8 @@ class SparkCluster:
         try:
             answer = httpx.get(f"http://{HOST}:{self.ui_port}/json/", timeout=30)
             return dict(answer.raise_for_status().json())
-        except (httpx.TransportError, httpx.HTTPStatusError):
+        except (httpx.TransportError, httpx.HTTPStatusError, ValueError):
+            # A master that has only just begun serves its page in place of its state.
             return None
 
     def is_alive(self) -> bool:
