@@ -284,14 +284,14 @@ def _circuit(hook: DelayHook, cluster: ClusterAddress) -> ClusterCircuit:
 
 def _decide(circuit: ClusterCircuit, batch: Sequence[_Request]) -> dict[_Request, AdmissionDecision]:
     """A ticket that waited for its token has it, and takes no other."""
-    with_token = [request for request in batch if request.ticket.waits_for is WaitsFor.TURN]
-    others = [request for request in batch if request.ticket.waits_for is not WaitsFor.TURN]
+    with_token = [request for request in batch if request.ticket.waits_for is WaitsFor.RATE_LIMIT]
+    others = [request for request in batch if request.ticket.waits_for is not WaitsFor.RATE_LIMIT]
     decisions = circuit.decide(len(batch), with_token=len(with_token))
     return dict(zip([*with_token, *others], decisions, strict=True))
 
 
 def _extend(ticket: Ticket, decision: AdmissionDecision) -> Ticket:
-    return ticket.extended(decision.at, WaitsFor.CLUSTER if decision.down else WaitsFor.TURN)
+    return ticket.extended(decision.at, WaitsFor.CLUSTER if decision.down else WaitsFor.RATE_LIMIT)
 
 
 def _set_result(request: _Request, result: Extension | None) -> None:

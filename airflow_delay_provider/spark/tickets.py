@@ -39,7 +39,7 @@ class WaitsFor(StrEnum):
     #: The cluster is down: the wait is extended and costs no attempt.
     CLUSTER = "cluster"
     #: Many retries are due at once: the token bucket of the cluster spreads them.
-    TURN = "turn"
+    RATE_LIMIT = "rate_limit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,11 +100,11 @@ async def test_a_ticket_with_a_token_is_admitted_before_those_that_wait_for_one(
     monkeypatch.setenv("AIRFLOW__DELAY__SPARK_SUBMISSION_BURST", "1")
     master.open()
     first, second = issue(broker, map_index=0), issue(broker, map_index=1)
-    turns = [issue(broker, map_index=n).extended(broker.clock.now(), WaitsFor.TURN) for n in (2, 3)]
+    turns = [issue(broker, map_index=n).extended(broker.clock.now(), WaitsFor.RATE_LIMIT) for n in (2, 3)]
     with RetryAdmission.shared("delay_default") as admission:
         answers = await finish(asyncio.gather(*(admission.admit(each, TARGET) for each in (first, second, *turns))))
     assert answers[0] is None
-    assert answers[1].ticket.waits_for is WaitsFor.TURN
+    assert answers[1].ticket.waits_for is WaitsFor.RATE_LIMIT
     assert answers[2:] == [None, None]
 
 
@@ -197,7 +197,7 @@ async def test_tickets_that_are_due_together_cause_one_check(
         answers = await finish(asyncio.gather(*waiting))
     assert master.looks == 1
     assert sum(answer is None for answer in answers) == 5
-    assert len([each for each in tickets_in(broker) if each.waits_for is WaitsFor.TURN]) == 45
+    assert len([each for each in tickets_in(broker) if each.waits_for is WaitsFor.RATE_LIMIT]) == 45
 
 
 async def test_a_trigger_that_is_cancelled_before_the_decision_leaves_no_ticket(

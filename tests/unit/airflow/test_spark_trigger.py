@@ -292,7 +292,7 @@ async def test_many_tickets_that_are_due_together_cause_few_checks_and_are_sprea
     # The first that were shown may have been served before the last ones were.
     assert 1 <= master.looks <= 10
     turns = tickets_in(broker, State.SCHEDULED)
-    assert {each.waits_for for each in turns} == {WaitsFor.TURN}
+    assert {each.waits_for for each in turns} == {WaitsFor.RATE_LIMIT}
     assert {later.deliver_at - earlier.deliver_at for earlier, later in pairwise(turns)} == {timedelta(seconds=50)}
 
     looks = master.looks
@@ -325,7 +325,7 @@ async def test_a_cluster_that_goes_down_while_a_ticket_waits_for_its_turn_is_wai
     master.open()
     waiting = [start(trigger_of(issue(broker, map_index=number))) for number in range(2)]
     dispatch(HOUR)
-    await until(lambda: [each.waits_for for each in tickets_in(broker, State.SCHEDULED)] == [WaitsFor.TURN])
+    await until(lambda: [each.waits_for for each in tickets_in(broker, State.SCHEDULED)] == [WaitsFor.RATE_LIMIT])
     master.close()
     dispatch(HOUR)
     await until(lambda: [each.waits_for for each in tickets_in(broker, State.SCHEDULED)] == [WaitsFor.CLUSTER])

@@ -190,10 +190,10 @@ def test_the_table_stays_narrow_and_names_the_next_page(delay: CommandLine, tick
 
 
 def test_the_table_shows_how_often_a_ticket_was_extended(delay: CommandLine, broker: EmbeddedBroker) -> None:
-    waiting = ticket().extended(START, WaitsFor.CLUSTER).extended(START, WaitsFor.TURN)
+    waiting = ticket().extended(START, WaitsFor.CLUSTER).extended(START, WaitsFor.RATE_LIMIT)
     broker.schedule([waiting.as_message(DEFAULT_CHANNEL)])
     row = delay("retries").out.splitlines()[-1]
-    assert [cell.strip() for cell in row.split("│")][1:6] == ["sales.load", RUN_ID, "2", "transient", "turn +2"]
+    assert [cell.strip() for cell in row.split("│")][1:6] == ["sales.load", RUN_ID, "2", "transient", "rate_limit +2"]
 
 
 @pytest.mark.usefixtures("delay", "tickets")

@@ -48,8 +48,8 @@ def test_another_wait_has_another_id(other: Ticket):
 def test_a_ticket_is_extended_without_another_attempt():
     extended = TICKET.extended(BEGAN + 2 * MINUTE, WaitsFor.CLUSTER)
     assert extended == replace(TICKET, deliver_at=BEGAN + 2 * MINUTE, waits_for=WaitsFor.CLUSTER, extension=1)
-    assert extended.extended(BEGAN, WaitsFor.TURN).extension == 2
-    assert len({TICKET.id, extended.id, extended.extended(BEGAN, WaitsFor.TURN).id}) == 3
+    assert extended.extended(BEGAN, WaitsFor.RATE_LIMIT).extension == 2
+    assert len({TICKET.id, extended.id, extended.extended(BEGAN, WaitsFor.RATE_LIMIT).id}) == 3
 
 
 def test_a_ticket_goes_as_a_message_of_its_task():
