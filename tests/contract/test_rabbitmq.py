@@ -12,7 +12,10 @@ from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.domain.arguments import Limits
 from tests.contract.broker_contract import BrokerContract
+from tests.contract.consuming import ConsumingContract
 from tests.contract.harness import Abilities, BrokerHarness
+from tests.contract.replay import ReplayContract
+from tests.contract.waiting import SharedConsumerContract
 from tests.rabbits import ChannelQueues, config_of, counted_looks, require_rabbitmq
 
 
@@ -65,5 +68,17 @@ def harness(ladder: RabbitMQConfig, queue_type: str, declaring: Any) -> Iterator
     harness.close()
 
 
+@pytest.mark.parametrize("queue_type", ["rabbitmq3-quorum", "rabbitmq4-quorum"], indirect=True)
 class TestRabbitMQBroker(BrokerContract):
     """The port, held by RabbitMQ itself."""
+
+
+@pytest.mark.parametrize("queue_type", ["rabbitmq3-classic"], indirect=True)
+class TestClassicQueues:
+    """What consumers see of a classic queue; it makes no difference to messages that wait."""
+
+    class TestConsuming(ConsumingContract): ...
+
+    class TestSharedConsumer(SharedConsumerContract): ...
+
+    class TestReplay(ReplayContract): ...
