@@ -89,6 +89,7 @@ def test_partitions_that_were_added_are_read_and_told_of(scene: Scene) -> None:
         scene.wait_for_dispatcher()
         assert dispatcher.trouble is None
         scene.admin.create_partitions([NewPartitions(inbox, 3)])[inbox].result(60)
+        wait_for(lambda: len(scene.admin.list_topics(inbox, 10).topics[inbox].partitions) == 3, what="it is known")
         produce(scene.bootstrap, inbox, [b"x"], headers=headers, partition=2)
         [record] = scene.arrived(channel, 1, seconds=60)
         assert headers_of(record)["delay-id"] == "in-the-third"
