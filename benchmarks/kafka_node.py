@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -24,7 +23,7 @@ from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
 from airflow_delay_provider.brokers.kafka.reader import take
-from benchmarks.measuring import MismatchError
+from benchmarks.measuring import MismatchError, ServerProcess
 from tools.servers.component import wait_for
 from tools.servers.kafka import Kafka
 
@@ -36,33 +35,17 @@ STORE = "radix 4"
 SECONDS = 30
 
 
-class Node:
+class Node(ServerProcess):
     """A broker on this machine."""
 
     def __init__(self, bootstrap: str) -> None:
+        super().__init__("Kafka", int(bootstrap.split(",")[0].rpartition(":")[2]), Kafka.variable)
         self.bootstrap = bootstrap
-        port = int(bootstrap.split(",")[0].rpartition(":")[2])
-        pids = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
-        if None in pids or len(pids) != 1:
-            raise RuntimeError(f"no Kafka of this user listens on port {port} of this machine: unset {Kafka.variable}")
-        self._process = psutil.Process(pids.pop())
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time that the broker has used since it began."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-    def idle_share(self, seconds: float) -> float:
-        """Return how much of one core the broker uses while nobody asks for anything new."""
-        before = self.cpu_seconds
-        time.sleep(seconds)
-        return (self.cpu_seconds - before) / seconds
 
     def version(self) -> str:
         """Return the version of the jars that it was started with."""
-        found = re.search(r"kafka-(\d+(\.\d+)+)", " ".join(self._process.cmdline()))
+        found = re.search(r"kafka-(\d+(\.\d+)+)", " ".join(self.process.cmdline()))
         return found[1] if found else "unknown"
 
     @contextmanager

@@ -9,6 +9,31 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
+import psutil
+
+
+class ServerProcess:
+    """The process of a server on this machine, and the processor time that it uses."""
+
+    def __init__(self, name: str, port: int, variable: str) -> None:
+        # The process that listens is the whole server: its helpers use next to nothing.
+        pids = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+        if None in pids or len(pids) != 1:
+            raise RuntimeError(f"no {name} of this user listens on port {port} of this machine: unset {variable}")
+        self.process = psutil.Process(pids.pop())
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that the server has used since it began."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def idle_share(self, seconds: float) -> float:
+        """Return how much of one core the server uses while it is idle."""
+        before = self.cpu_seconds
+        time.sleep(seconds)
+        return (self.cpu_seconds - before) / seconds
+
 
 class MismatchError(AssertionError):
     """A benchmark did not do what it was timed for."""

@@ -15,43 +15,25 @@ from pathlib import Path
 from statistics import mean
 
 import pika
-import psutil
 
 from airflow_delay_provider.brokers.rabbitmq import wire
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.message import Message
 from benchmarks.databases import PAYLOAD_BYTES
 from benchmarks.lateness import PERCENTILES
-from benchmarks.measuring import Results, expect, percentile, rate, say
+from benchmarks.measuring import Results, ServerProcess, expect, percentile, rate, say
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE, Method, Methods
 from tests.ladder_path import path_of
 from tests.rabbits import URL_VARIABLE
 from tools.servers.rabbitmq import RabbitMQ
 
 
-class Node:
+class Node(ServerProcess):
     """A node on this machine."""
 
     def __init__(self, url: str) -> None:
+        super().__init__("RabbitMQ", pika.URLParameters(url).port, URL_VARIABLE)
         self.url = url
-        port = pika.URLParameters(url).port
-        # The process that listens is the whole broker: its helpers use next to nothing.
-        pids = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
-        if None in pids or len(pids) != 1:
-            raise RuntimeError(f"no RabbitMQ of this user listens on port {port} of this machine: unset {URL_VARIABLE}")
-        self._process = psutil.Process(pids.pop())
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time that the broker has used since it began."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-    def idle_share(self, seconds: float) -> float:
-        """Return how much of one core the broker uses while it is idle."""
-        before = self.cpu_seconds
-        time.sleep(seconds)
-        return (self.cpu_seconds - before) / seconds
 
     def version(self) -> str:
         """Return the version of the server."""
