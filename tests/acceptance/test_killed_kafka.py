@@ -117,12 +117,16 @@ class Scene:
         arrived = self.arrived()
         assert set(arrived) == set(self.scheduled)
         twice = {message_id for message_id, count in arrived.items() if count != 1}
+        assert not twice, self._describe(twice)
+
+    def _describe(self, message_ids: set[str]) -> str:
+        """Where these messages lie, and the last words of the dispatchers."""
         records = [
             f"{each.partition()}:{each.offset()} at {each.timestamp()[1]}: {id_of(each)}"
             for each in read_to_end(self.bootstrap, [self.channel])
-            if id_of(each) in twice
+            if id_of(each) in message_ids
         ]
-        assert not twice, "\n".join([*records, *(each.last_words() for each in self._dispatchers)])
+        return "\n".join([*records, *(each.last_words() for each in self._dispatchers)])
 
     def close(self) -> None:
         for each in self._dispatchers:
