@@ -98,6 +98,19 @@ def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping
     return ends
 
 
+def last_ends(connection: Connection, message_ids: Sequence[str]) -> Mapping[str, JournalEntry]:
+    """Return the last final entry of each of these messages."""
+    if not message_ids:
+        return {}
+    query = (
+        select(event)
+        .join_from(scheduled_message, event, event.c.message_seq == scheduled_message.c.seq)
+        .where(is_one_of(connection, scheduled_message.c.id, message_ids), event.c.change.in_(sorted(FINAL_CHANGES)))
+        .order_by(event.c.seq)
+    )
+    return {row.message_id: _entry_of(row) for row in connection.execute(query)}
+
+
 def count_moves(rows: Iterable[AnyRow | StoredRow], *, before: State | None, after: State | None) -> Deltas:
     """Return how the counts change when ``rows`` go from state ``before`` to ``after``."""
     deltas: Deltas = Counter()
