@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, exists, null, select, true, update
 
-from airflow_delay_provider.brokers.ledger import journal, replay
+from airflow_delay_provider.brokers.ledger import fold, journal, replay
 from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
@@ -258,7 +258,7 @@ def _seqs(rows: Sequence[AnyRow | StoredRow]) -> list[int]:
 def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
     """Delete up to ``limit`` messages that ended before ``before_ms``, with their history, and return how many.
 
-    A message that is still in a channel stays, however old.
+    A message that is still in a channel stays, however old, and so does one whose end is not in the figures yet.
     """
     deleted = 0
     for state in ENDED:
@@ -268,10 +268,11 @@ def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
 
 def _prune_state(connection: Connection, state: State, *, before_ms: int, limit: int) -> int:
     unread = exists().where(channel_message.c.message_seq == _MESSAGE.seq)
+    unfolded = fold.has_unfolded_entries(connection)
     old = take(
         connection,
         select(_MESSAGE.seq)
-        .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread)
+        .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread, ~unfolded)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit),
     )
