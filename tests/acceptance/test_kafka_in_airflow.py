@@ -138,7 +138,7 @@ def test_the_example_runs(start: Start, kafka: KafkaBroker, channel: str) -> Non
     assert sorted(orders) == [0, 1, 2, 4711]
 
 
-def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, channel: str) -> None:
+def test_impossible_requests_fail_the_task_with_the_remedy(start: Start, channel: str) -> None:
     """A12"""
     run = start("kafka_refused", {"channel": channel})
     run.wait("failed")
@@ -155,7 +155,7 @@ def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do
     ],
     ids=["right", "empty", "nobody there"],
 )
-def test_the_button_of_the_connection_form_says_what_was_found(
+def test_the_test_button_of_the_connection_form_reports_the_result(
     api: AirflowApi, bootstrap: str, settings: dict[str, Any], change: dict[str, Any], status: bool, sentence: str
 ) -> None:
     """A12"""

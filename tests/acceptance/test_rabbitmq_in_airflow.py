@@ -85,7 +85,7 @@ def test_the_example_runs(start: Start, rabbit: RabbitMQBroker, channel: str) ->
     assert sorted(orders) == [0, 1, 2, 4711]
 
 
-def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, url: str) -> None:
+def test_impossible_requests_fail_the_task_with_the_remedy(start: Start, url: str) -> None:
     """A12"""
     run = start("rabbitmq_refused")
     run.wait("failed")
@@ -104,7 +104,7 @@ def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do
         ({"port": 1}, False, "cannot be reached"),
     ],
 )
-def test_the_button_of_the_connection_form_says_what_was_found(
+def test_the_test_button_of_the_connection_form_reports_the_result(
     api: AirflowApi, url: str, change: dict[str, object], status: bool, sentence: str
 ) -> None:
     form = connection_of(url, connect_timeout=20) | change

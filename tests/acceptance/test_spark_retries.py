@@ -318,7 +318,7 @@ def test_a_job_that_lost_the_only_worker_is_ended_waits_for_another_and_succeeds
     assert job.submissions() == 2
 
 
-def test_while_the_master_is_down_nobody_submits_and_when_it_is_back_all_do(
+def test_no_task_submits_while_the_master_is_down_and_all_do_when_it_is_back(
     begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
 ) -> None:
     cluster.kill_worker()

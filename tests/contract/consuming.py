@@ -76,7 +76,7 @@ class ConsumingContract:
         [again] = harness.receive(channel, 1)
         assert again.message == delivery.message
 
-    def test_an_unsettled_message_comes_again_when_its_visibility_ends(self, harness: BrokerHarness):
+    def test_an_unacknowledged_message_is_delivered_again_when_its_visibility_ends(self, harness: BrokerHarness):
         """A23, D12: a consumer that died has handled it once."""
         harness.needs("visibility")
         channel = harness.channel()
@@ -242,7 +242,7 @@ class ConsumingContract:
         assert handled == [message]
         assert harness.broker.peek(channel) == []
 
-    def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_nobody(self, harness: BrokerHarness):
+    def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_no_other(self, harness: BrokerHarness):
         """A1, A2, A17"""
         channel = harness.channel()
         deferred, for_long, other = (self.sent(harness, channel) for _ in range(3))

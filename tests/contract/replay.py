@@ -45,7 +45,7 @@ class ReplayContract:
         assert harness.broker.receive(f"{channel}.dead") == []
         assert harness.broker.replay(selection).count == 0
 
-    def test_only_what_the_filter_includes_is_replayed(self, harness: BrokerHarness):
+    def test_only_messages_that_the_filter_includes_are_replayed(self, harness: BrokerHarness):
         """A25"""
         channel = harness.channel()
         first, second, third = self.given_up(harness, channel, "TimeoutError: db", "KeyError: 'a'", "KeyError: 'b'")
@@ -93,7 +93,7 @@ class ReplayContract:
         assert harness.broker.count_dead(selection).count == 0
         assert harness.broker.replay(selection).count == 0
 
-    def test_the_journal_tells_of_the_return_and_of_the_dispatch(self, harness: BrokerHarness):
+    def test_the_journal_records_the_replay_and_the_dispatch(self, harness: BrokerHarness):
         """A24, A25"""
         channel = harness.channel()
         [message] = self.given_up(harness, channel, "bad")

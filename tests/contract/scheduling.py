@@ -190,7 +190,7 @@ class SchedulingContract:
         assert harness.broker.peek(messages[0].channel) == []
         assert not [e for e in harness.broker.read_journal(after=position) if e.message_id in ids]
 
-    def test_the_check_says_what_was_found(self, harness: BrokerHarness):
+    def test_the_check_describes_the_broker(self, harness: BrokerHarness):
         """A48"""
         assert len(harness.broker.check()) > 10
 

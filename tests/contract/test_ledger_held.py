@@ -166,7 +166,7 @@ def test_a_message_that_the_broker_refuses_for_good_is_given_up_by_the_dispatche
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_message_waits_for_whatever_a_person_can_mend(
+def test_a_message_waits_while_its_error_can_be_repaired(
     harness: ForgetfulHarness, elsewhere: Elsewhere, trouble: Exception
 ):
     """A12, A25: only the broker's verdict on the message itself ends it."""
@@ -380,7 +380,7 @@ def test_a_message_that_the_ledger_does_not_know_can_be_given_up(harness: Forget
 # -- life --------------------------------------------------------------------------------------------------------
 
 
-def test_the_check_tells_of_both(harness: ForgetfulHarness):
+def test_the_check_names_both_ledgers(harness: ForgetfulHarness):
     """A48"""
     assert harness.ledger.name in harness.broker.check()
     assert harness.target_ledger.name in harness.broker.check()

@@ -82,7 +82,7 @@ def test_an_inbox_that_was_created_again_is_read_from_its_beginning(scene: Scene
         assert ids_of(scene.arrived(after, 30, seconds=40)) == ids_of(messages)
 
 
-def test_partitions_that_were_added_are_read_and_told_of(scene: Scene) -> None:
+def test_added_partitions_are_read_and_reported(scene: Scene) -> None:
     inbox, channel = scene.topology.inbox, scene.channel()
     headers = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"3000", "delay-id": b"in-the-third"}
     with dispatching(scene) as dispatcher:

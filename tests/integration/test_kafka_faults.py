@@ -357,7 +357,7 @@ def test_a_topic_that_does_not_exist_is_refused_and_nothing_is_written(scene: Sc
     assert scene.ends(inbox, channel) == before
 
 
-def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(served: Scene) -> None:
+def test_messages_whose_topic_was_deleted_are_dead_lettered_and_block_no_others(served: Scene) -> None:
     """E11"""
     gone, kept = served.channel(), served.channel()
     # The dispatcher has just written to it, so it is believed to be there.
@@ -458,7 +458,7 @@ def in_ms(seconds: float) -> int:
 
 @pytest.mark.parametrize("with_id", [True, False])
 @pytest.mark.parametrize("when", ["milliseconds", "iso", "after"])
-def test_anybody_who_can_write_to_kafka_can_schedule(served: Scene, when: str, with_id: bool) -> None:
+def test_any_kafka_producer_can_schedule(served: Scene, when: str, with_id: bool) -> None:
     """E1, E9"""
     channel, name = served.channel(), f"plain-{uuid4().hex}"
     due_ms = in_ms(2.5)
@@ -502,7 +502,7 @@ def test_a_shell_can_schedule_with_kcat(served: Scene) -> None:
     assert (id_of(record), record.value()) == (name, b"hello")
 
 
-def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(served: Scene) -> None:
+def test_invalid_records_are_dead_lettered_and_stop_no_others(served: Scene) -> None:
     """E11"""
     channel, inbox = served.channel(), served.topology.inbox
     at, to = {"delay-deliver-at": b"%d" % in_ms(1)}, {"delay-channel": channel.encode()}
@@ -531,7 +531,7 @@ def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(se
     assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
-def test_a_record_that_is_small_only_while_it_is_compressed_stops_nobody(scene: Scene) -> None:
+def test_a_record_that_is_small_only_while_it_is_compressed_stops_no_others(scene: Scene) -> None:
     """E11: the ladder's topics count compressed bytes, and what is written on is not compressed."""
     channel = scene.channel(max_message_bytes=40_000_000)
     headers = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"2500", "delay-id": b"blown-up"}
@@ -574,7 +574,7 @@ def test_records_of_a_transaction_that_was_aborted_were_never_scheduled(served: 
 # -- dispatchers ---------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_refuses_the_progress_of_one_who_has_lost_its_lanes(scene: Scene) -> None:
+def test_the_broker_refuses_offsets_of_a_member_that_lost_its_partitions(scene: Scene) -> None:
     """B32: but it takes that of a client that is no member at all, so a membership must never be asked for later."""
     topic, group = scene.channel(), f"group-{uuid4().hex}"
 
@@ -728,7 +728,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_messages_of_a_consumer_that_was_killed_come_to_another_and_those_it_settled_do_not(scene: Scene) -> None:
+def test_messages_of_a_killed_consumer_go_to_another_unless_they_were_acknowledged(scene: Scene) -> None:
     """B32"""
     channel = scene.channel()
     messages = scene.messages(channel, 12, after=0)

@@ -138,7 +138,7 @@ INBOX: dict[str, tuple[str, Callable[[Scene], Written]]] = {
 
 
 @pytest.mark.parametrize("what", INBOX)
-def test_whatever_lies_in_the_inbox_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_record_in_the_inbox_blocks_others(hostile: Scene, what: str) -> None:
     reason, make = INBOX[what]
     for letter in require_harmless(hostile, make(hostile)):
         assert reason in headers_of(letter)["delay-reason"]
@@ -185,7 +185,7 @@ RUNG: dict[str, Callable[[Scene], Written]] = {
 
 
 @pytest.mark.parametrize("what", RUNG)
-def test_whatever_is_forged_into_a_rung_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_forged_record_in_a_rung_blocks_others(hostile: Scene, what: str) -> None:
     require_harmless(hostile, RUNG[what](hostile))
 
 
@@ -220,7 +220,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-def test_whatever_is_forged_as_a_command_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_forged_command_blocks_others(hostile: Scene, what: str) -> None:
     position = RecordPosition(topic=hostile.topology.inbox, partition=0, offset=10**9)
     require_harmless(hostile, command(hostile, position, **COMMANDS[what]))
 
@@ -244,7 +244,7 @@ def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, partit
 # -- what nobody has thought of ------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_foresaw_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction is halved until the record is found; all others of its partition are delivered."""
     produce = KafkaTransaction._produce
 

@@ -124,7 +124,7 @@ def may_dispatch(user: User, scene: Scene, *channels: str) -> None:
 # -- least privilege -----------------------------------------------------------------------------------------------
 
 
-def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(served: Scene, user: User) -> None:
+def test_scheduling_needs_write_on_the_inbox_and_describe_on_the_rest(served: Scene, user: User) -> None:
     channel = served.channel()
     may_schedule(user, served, channel)
     with user.client_of(served) as client:
@@ -136,7 +136,7 @@ def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(serv
     assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
-def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(served: Scene, user: User) -> None:
+def test_sending_at_once_needs_write_on_the_channel_and_the_journal(served: Scene, user: User) -> None:
     channel = served.channel()
     may_schedule(user, served, channel)
     user.may(TOPIC, channel, WRITE)
@@ -151,7 +151,7 @@ def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(served:
     assert [entry.change for entry in served.history(message.id, least=1)] == [Change.DISPATCHED]
 
 
-def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(served: Scene, user: User) -> None:
+def test_recalling_needs_read_on_the_ladder_and_write_on_the_control_topic(served: Scene, user: User) -> None:
     channel, topology = served.channel(), served.topology
     may_schedule(user, served, channel)
     message = served.message(channel, after=3600)
@@ -168,7 +168,7 @@ def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(served: Scen
     assert [entry.change for entry in served.history(message.id, least=2)] == [Change.SCHEDULED, Change.CANCELLED]
 
 
-def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(served: Scene, user: User) -> None:
+def test_waiting_needs_read_on_the_journal_and_describe_on_the_rest(served: Scene, user: User) -> None:
     channel, topology = served.channel(), served.topology
     user.may(TOPIC, topology.journal, READ)
     user.may(TOPIC, topology.inbox, DESCRIBE)
@@ -308,7 +308,7 @@ def test_an_administrator_of_a_ladder_needs_its_names_only(secured: Kafka, user:
         assert [finding.is_problem for finding in admin.verify_topology()] == [True]
 
 
-def test_who_may_not_read_settings_is_told_that_they_were_not_checked(served: Scene, user: User) -> None:
+def test_verify_reports_settings_that_the_user_may_not_read_as_not_checked(served: Scene, user: User) -> None:
     user.may(TOPIC, f"{served.topology.prefix}.", DESCRIBE, pattern=PREFIXED)
     with user.client_of(served) as client:
         findings = client.verify_topology()
@@ -316,7 +316,7 @@ def test_who_may_not_read_settings_is_told_that_they_were_not_checked(served: Sc
     assert [finding.text for finding in findings if "settings were not checked" in finding.text]
 
 
-def test_who_finds_no_ladder_and_may_not_make_one_is_told_so(secured: Kafka, user: User) -> None:
+def test_scheduling_without_a_ladder_and_the_permission_to_create_one_says_so(secured: Kafka, user: User) -> None:
     scene = Scene(secured.bootstrap)
     channel = scene.channel()
     user.may(TOPIC, channel, DESCRIBE)
@@ -382,7 +382,7 @@ def wrong(
     return changed, WRONG[kind]
 
 
-def test_a_wrong_connection_is_told_in_one_line_without_the_secret(
+def test_a_wrong_connection_is_reported_in_one_line_without_the_secret(
     wrong: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A12, A48"""

@@ -143,7 +143,7 @@ def test_a_certificate_is_the_user_of_its_name(secured: Kafka, authority: Author
         ("no certificate", "bad certificate|certificate required"),
     ],
 )
-def test_whoever_is_not_who_he_says_is_refused(
+def test_a_failed_authentication_is_refused(
     secured: Kafka, authority: Authority, wrong: str, problem: str, tmp_path: Path
 ) -> None:
     sasl, ssl = secured.bootstrap_of("SASL_SSL"), secured.bootstrap_of("SSL")

@@ -88,7 +88,7 @@ def sensor_of(scene: Scene, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     return MessageDispatchedSensor(task_id="wait", message_ids=ids, delay_conn_id="rabbit")
 
 
-def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(node: RabbitMQ):
+def test_a_full_queue_blocks_no_other_and_gets_everything_once_it_has_room(node: RabbitMQ):
     with Scene(node.url) as scene:
         full, healthy, now = full_queue(scene, most=300), scene.queue(), datetime.now(UTC)
         scene.broker.check_channels([full, healthy])
@@ -146,7 +146,7 @@ def test_a_refused_message_is_dispatched_only_when_its_destination_has_it(
 
 
 @pytest.mark.parametrize("with_management", [True, False])
-def test_a_message_whose_queue_was_deleted_is_parked_and_never_told_to_be_dispatched(
+def test_a_message_whose_queue_was_deleted_is_parked_and_never_reported_as_dispatched(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, with_management: bool
 ):
     deleted, before = scene.queue(), scene.count(UNROUTABLE)

@@ -115,7 +115,7 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
     scene.collect("orders", 1)
 
 
-def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(scene: Scene) -> None:
+def test_a_channel_that_was_not_prepared_is_refused_or_its_message_is_parked(scene: Scene) -> None:
     """What is looked at is named, so that a broker of any version says whether it is there."""
     with broker_of(scene, write=rf"{INGRESS}|{RELAYS}|^nowhere$") as broker:
         with pytest.raises(UnknownChannelError, match="queue 'nowhere' does not exist"):
@@ -127,7 +127,9 @@ def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(sc
 
 
 @pytest.mark.parametrize("channel", ["nowhere", "events:order.gone", "missing:order.gone"])
-def test_what_a_user_may_not_look_at_is_refused_or_parked_but_never_lost(scene: Scene, channel: str) -> None:
+def test_messages_for_a_channel_that_the_user_may_not_see_are_refused_or_parked_but_never_lost(
+    scene: Scene, channel: str
+) -> None:
     """RabbitMQ 4 does not say whether a queue is there to a user who has no right on it."""
     with broker_of(scene, write=INGRESS) as broker:
         try:
@@ -160,7 +162,7 @@ def test_a_publisher_that_finds_no_ladder_says_what_is_missing() -> None:
             broker.schedule([message])
 
 
-def test_a_publisher_without_any_permission_is_told_so_with_the_ids(scene: Scene) -> None:
+def test_a_publisher_without_any_permission_gets_an_error_with_the_ids(scene: Scene) -> None:
     message = scene.message("orders", after=1)
     with broker_of(scene) as broker, pytest.raises(PermissionDeniedError, match="lacks a permission") as caught:
         broker.schedule([message])
@@ -319,7 +321,7 @@ def test_the_connection_form_shows_what_is_wrong(
 
 
 @on_each_version
-def test_a_connection_that_works_is_told_with_the_server_and_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_works_is_reported_with_the_server_and_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     with fresh_vhost() as url:
         monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection_of(url)))
         hook = DelayHook("rabbit")
@@ -394,7 +396,7 @@ def test_a_connection_over_tls_schedules_and_receives(tls_port: tuple[int, int],
         ("no certificate", "closed the connection after TLS was set up; .*correct cert_file and key_file"),
     ],
 )
-def test_what_is_wrong_with_tls_is_told(
+def test_tls_errors_are_explained(
     tls_port: tuple[int, int], authority: Authority, tmp_path: Path, wrong_setting: str, problem: str
 ) -> None:
     port, plain_port = tls_port

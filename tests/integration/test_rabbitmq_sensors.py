@@ -155,7 +155,7 @@ async def test_a_consumer_that_is_free_is_served_before_sensors(client: RawClien
         assert not sensor.done()
 
 
-async def test_what_no_filter_wants_goes_to_another_consumer_where_giving_back_counts_nothing(
+async def test_messages_that_match_no_filter_go_to_another_consumer_where_a_requeue_counts_nothing(
     client: RawClient, queue: str, rabbitmq_version: str
 ) -> None:
     if rabbitmq_version != "rabbitmq4":
@@ -199,7 +199,7 @@ async def test_a_message_wakes_one_sensor_only(client: RawClient, queue: str) ->
         assert len(done) == 1
 
 
-async def test_a_message_is_kept_for_its_task_when_nobody_else_waits(
+async def test_a_message_is_kept_for_its_task_when_no_other_sensor_waits(
     client: RawClient, queue: str, rabbitmq_version: str
 ) -> None:
     ids = client.publish(queue, "green", "red")
@@ -304,7 +304,9 @@ def test_a_triggerer_that_shuts_down_gives_back_first(client: RawClient, queue: 
     assert client.get_all(queue, 100) == [(message_id, count) for message_id in ids]
 
 
-def test_a_look_counts_nothing_or_is_refused(client: RawClient, queue: str, url: str, rabbitmq_version: str) -> None:
+def test_peeking_counts_no_delivery_or_is_refused(
+    client: RawClient, queue: str, url: str, rabbitmq_version: str
+) -> None:
     ids = client.publish(queue, "green", "green")
     with RabbitMQBroker(config_of(url)) as broker:
         if rabbitmq_version == "rabbitmq4":

@@ -187,7 +187,7 @@ def test_a_consumer_that_requeues_a_forged_message_does_not_carry_it_to_another_
     require_nothing_arrived_at_the_bank(shop, bank)
 
 
-def test_a_journal_tells_nothing_of_another_tenant_and_is_read_by_its_own_users_only(
+def test_a_journal_contains_nothing_of_another_tenant_and_is_read_by_its_own_users_only(
     tenants: tuple[Tenant, Tenant],
 ) -> None:
     shop, bank = tenants

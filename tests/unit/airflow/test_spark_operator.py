@@ -172,7 +172,7 @@ def test_a_job_that_fails_twice_comes_back_by_its_tickets_and_succeeds(task: Tas
     assert task.program.submissions == 3
 
 
-def test_what_no_rule_knows_may_be_taken_for_permanent(task: Task) -> None:
+def test_unknown_failures_may_count_as_permanent(task: Task) -> None:
     task.program.plan(UNHEARD_OF)
     task.options["spark_retries"] = SparkRetries(unknown_as=Verdict.PERMANENT)
     with pytest.raises(AirflowFailException, match=r"attempt 1 \(unknown\)"):
@@ -235,7 +235,7 @@ def test_a_job_that_wants_resources_stops_at_its_own_budget(task: Task) -> None:
         task.resume()
 
 
-def test_a_broker_that_is_away_does_not_keep_a_used_up_job_alive(
+def test_a_job_whose_attempts_are_used_up_fails_even_if_the_broker_is_unreachable(
     task: Task, broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The dead letter cannot be sent, and the task fails all the same."""

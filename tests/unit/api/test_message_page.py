@@ -71,7 +71,7 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)).split())
 
 
-def test_a_waiting_message_shows_what_it_is_and_when_it_is_due(client: TestClient, delay_kit: DelayTestKit) -> None:
+def test_a_waiting_message_shows_its_content_and_due_time(client: TestClient, delay_kit: DelayTestKit) -> None:
     message_id = delay_kit.schedule(
         "invoices", {"n": 7}, deliver_after=timedelta(hours=2, minutes=5), key="c-17", headers={"region": "eu"}
     )

@@ -77,7 +77,7 @@ def dispatch(broker: EmbeddedBroker, item: Ticket) -> None:
 # -- looking -------------------------------------------------------------------------------------------------------
 
 
-def test_a_ticket_says_who_waits_for_which_attempt_and_why(delay: CommandLine, broker: EmbeddedBroker) -> None:
+def test_a_ticket_names_the_waiting_task_the_attempt_and_the_reason(delay: CommandLine, broker: EmbeddedBroker) -> None:
     waiting = ticket(map_index=7).extended(START, WaitsFor.CLUSTER)
     broker.schedule([waiting.as_message(DEFAULT_CHANNEL)])
     assert delay.document("retries") == {

@@ -191,7 +191,7 @@ def test_a_ledger_that_failed_is_read_on_from_the_same_place(
     assert lives(context.ledger) == lives(there.ledger)
 
 
-def test_a_dispatcher_follows_the_connections_it_is_told_to_and_one_that_is_down_holds_up_nothing(
+def test_a_dispatcher_follows_the_given_connections_and_one_that_is_down_blocks_no_other(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     """A44, B36"""

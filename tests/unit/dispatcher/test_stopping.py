@@ -73,7 +73,7 @@ def test_a_signal_that_interrupts_it_at_any_moment_ends_it(sqlite_url: str, numb
     assert Interrupted(Ledger(sqlite_url), open_broker=refuse, config=CONFIG).run_until_signalled()
 
 
-def test_a_broker_that_does_not_close_cleanly_keeps_nobody_from_ending(sqlite_url: str) -> None:
+def test_a_broker_that_does_not_close_cleanly_does_not_keep_the_dispatcher_from_ending(sqlite_url: str) -> None:
     """B36"""
     closed: list[EmbeddedBroker] = []
 

@@ -75,7 +75,9 @@ REFUSED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("argument", "field", "value"), REFUSED)
-def test_what_no_broker_could_deliver_is_refused_with_the_field_and_a_remedy(argument: str, field: str, value: Any):
+def test_messages_that_no_broker_could_deliver_are_refused_with_the_field_and_a_remedy(
+    argument: str, field: str, value: Any
+):
     """A30, B45"""
     with pytest.raises(InvalidMessageError) as refused:
         message(**{argument: value})
@@ -161,5 +163,5 @@ def test_a_payload_that_cannot_be_written_is_refused(value: Any):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain; charset=utf-8"])
-def test_bytes_that_are_not_what_their_content_type_says_stay_bytes(content_type: str):
+def test_bytes_that_do_not_match_their_content_type_stay_bytes(content_type: str):
     assert decode_payload(b"\xff{", content_type) == b"\xff{"

@@ -49,13 +49,13 @@ def port_of(host_port: str) -> int:
         ("local-cluster[2,1,1024]", "local", "local"),
     ],
 )
-def test_a_master_has_one_name_whoever_writes_it(master: str, kind: str, name: str) -> None:
+def test_different_spellings_of_a_master_have_one_name(master: str, kind: str, name: str) -> None:
     address = parse_address(master, conn_id="nightly")
     assert (address.kind, address.name) == (kind, name)
     assert "secret" not in repr(address)
 
 
-def test_it_is_known_where_to_ask_only_as_far_as_the_connection_tells() -> None:
+def test_urls_of_a_cluster_are_known_only_if_the_connection_names_their_ports() -> None:
     hints = Hints(master_ui_port=8080, rest_scheme="https", rest_port=6066)
     assert parse_address("spark://b:7077,a:7077", hints=hints) == ClusterAddress(
         kind=ClusterKind.STANDALONE,

@@ -97,7 +97,7 @@ def test_a_ticket_survives_being_stored(ticket: Ticket):
     assert stored.id == ticket.id
 
 
-def test_what_is_stored_is_nothing_but_plain_json():
+def test_only_plain_json_is_stored():
     stored: dict[str, Any] = TICKET.as_json()
     origin = stored.pop("origin")
     assert all(type(each) in (str, int) for each in [*stored.values(), *origin.values()])

@@ -71,12 +71,12 @@ def link_to(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> KafkaClients:
 
 
 @pytest.mark.parametrize("code", PASSING)
-def test_what_may_pass_is_asked_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_errors_are_retried(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code, code)
     assert link_to(asked, monkeypatch).ask(lambda: asked.answer("here"), "looking") == "here"
 
 
-def test_what_will_not_pass_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lasting_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._TRANSPORT)
     with pytest.raises(BrokerError, match="looking: user without a login lacks a permission"):
         link_to(asked, monkeypatch).ask(asked.answer, "looking")

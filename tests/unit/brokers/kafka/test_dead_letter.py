@@ -44,7 +44,7 @@ def test_a_dead_letter_holds_all_that_a_replay_needs() -> None:
         Record(17, 0, b"k", b"value", [("a", b"b"), ("a", b"c")]),
     ],
 )
-def test_what_is_no_message_is_kept_as_it_is(record: Record) -> None:
+def test_a_record_that_is_no_message_is_kept_unchanged(record: Record) -> None:
     key, value, headers = dead_letter_of(PLACE, record, "why")
     assert (key, value) == (record.key, record.value)
     assert headers[: len(record.headers or [])] == (record.headers or [])

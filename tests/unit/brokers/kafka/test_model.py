@@ -45,7 +45,7 @@ def first_violation(seeds: range, **options: Any) -> str | None:
 
 
 @pytest.mark.parametrize("block", range(20))
-def test_whatever_happens_each_message_is_delivered_once_and_never_early(block: int) -> None:
+def test_each_message_is_delivered_once_and_never_early_after_any_failures(block: int) -> None:
     """D11, E3, E7, E12: through crashes, rebalances, zombies, outages and recalls."""
     assert first_violation(range(block * RUNS, (block + 1) * RUNS)) is None
 

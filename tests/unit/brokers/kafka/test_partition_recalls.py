@@ -160,7 +160,7 @@ def test_a_message_that_waits_in_the_command_that_moved_it_can_be_called_back_th
     assert bench.recorded[1:] == [("m1", Change.RESCHEDULED), ("m1", Change.CANCELLED)]
 
 
-def test_a_command_with_a_message_that_nobody_can_read_is_buried_when_it_is_due(bench: Bench) -> None:
+def test_a_command_with_an_unreadable_message_is_dead_lettered_when_it_is_due(bench: Bench) -> None:
     """B37"""
     position = bench.command("m1", resting(bench), Change.RESCHEDULED, delay_ms=1_000)
     [record] = bench.kafka.logs[position.topic].records

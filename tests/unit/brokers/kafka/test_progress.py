@@ -39,7 +39,7 @@ def test_records_that_end_in_order_need_no_note() -> None:
     assert (progress.low, progress.note()) == (10, "")
 
 
-def test_what_is_done_behind_an_open_record_is_noted() -> None:
+def test_records_that_are_done_behind_an_open_one_are_noted() -> None:
     """D11"""
     progress = begun(7, 8, 9, 12, done={8, 12})
     assert progress.low == 7
@@ -70,7 +70,7 @@ def test_a_record_cannot_end_twice() -> None:
 
 
 @given(st.lists(st.tuples(gaps, st.booleans(), st.integers(0, 50)), max_size=60), st.integers(0, 10**12))
-def test_whoever_goes_on_handles_exactly_what_is_not_done(steps: list[tuple[int, bool, int]], start: int) -> None:
+def test_a_successor_handles_exactly_the_unfinished_records(steps: list[tuple[int, bool, int]], start: int) -> None:
     """D11, D12: at any moment, whatever was begun and ended in whatever order."""
     progress, offset, open_offsets, ended = Progress(start), start, list[int](), set[int]()
     for gap, ends_one, which in steps:

@@ -116,7 +116,7 @@ def test_rungs_grow_exponentially() -> None:
 
 
 @pytest.mark.parametrize("radix", RADICES)
-def test_what_is_put_into_a_rung_has_less_than_two_of_its_rests_ahead(radix: int) -> None:
+def test_a_record_in_a_rung_has_less_than_two_hold_times_ahead(radix: int) -> None:
     """Of all but the longest, which are longer than half of what the ladder covers; ``ready_ms`` counts on it."""
     holds_ms = Topology(radix=radix).ladder.holds_ms
     assert all(longer <= 2 * hold for hold, longer in pairwise(holds_ms))
@@ -149,7 +149,7 @@ def test_a_partition_depends_on_the_key_or_the_id_and_stays_the_same_for_ever(
     assert PLAIN.partition_of(key, message_id) == partition
 
 
-def test_messages_spread_over_all_lanes() -> None:
+def test_messages_spread_over_all_partitions() -> None:
     counts = Counter(Topology(partitions=8).partition_of(None, f"message-{number}") for number in range(8_000))
     assert sorted(counts) == list(range(8))
     assert min(counts.values()) > 800

@@ -105,7 +105,7 @@ def test_keys_are_in_the_order_of_time_and_then_of_ids(one: tuple[int, str], oth
     assert [wire.held_until_ms(key) for key in keys] == [one[0], other[0]]
 
 
-def test_what_was_due_before_1970_is_due_since_then() -> None:
+def test_due_times_before_1970_become_1970() -> None:
     assert wire.held_until_ms(wire.encode_key(-5, "m1")) == 0
 
 
@@ -120,7 +120,7 @@ def test_a_moved_envelope_has_another_due_time_and_nothing_else(message: Message
     assert wire.with_deliver_at(wire.with_deliver_at(value, due_ms), 0) == wire.with_deliver_at(value, 0)
 
 
-def test_an_envelope_of_another_version_is_refused_with_what_to_do() -> None:
+def test_an_envelope_of_another_version_is_refused_with_the_remedy() -> None:
     value = b"\x02" + wire.encode_envelope(make(), now_ms=NOW_MS)[1:]
     with pytest.raises(InvalidMessageError, match="envelope: version 2 is unknown; upgrade the dispatcher"):
         wire.Envelope(wire.encode_key(0, "m1"), value)
@@ -298,14 +298,14 @@ def test_a_request_is_either_kept_or_refused_and_never_anything_else(
         ({"key": "ä" * 50_001}, "bytes of headers and key are too many"),
     ],
 )
-def test_what_a_record_cannot_carry_is_refused(options: dict[str, Any], problem: str) -> None:
+def test_messages_that_a_record_cannot_carry_are_refused(options: dict[str, Any], problem: str) -> None:
     """A12"""
     with pytest.raises(InvalidMessageError, match=problem):
         protocol.check_message(make(**options))
 
 
 @given(messages)
-def test_what_is_not_refused_fits_into_an_envelope(message: Message) -> None:
+def test_messages_that_are_not_refused_fit_into_an_envelope(message: Message) -> None:
     protocol.check_message(message)
     assert envelope_of(message).decode().message == message
 

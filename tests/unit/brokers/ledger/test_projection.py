@@ -111,9 +111,7 @@ def test_a_journal_that_carries_no_messages_gives_rows_without_content(ledger: L
         (Change.CANCELLED, State.CANCELLED),
     ],
 )
-def test_a_journal_that_begins_later_tells_of_messages_that_were_not_known(
-    ledger: Ledger, change: Change, state: State
-):
+def test_a_journal_that_begins_later_adds_unknown_messages(ledger: Ledger, change: Change, state: State):
     item = message(handled_count=2)
     follow(ledger, told(item, change, at_ms=NOW_MS + 1003))
     record = rows.get(ledger, item)
@@ -166,7 +164,7 @@ def test_a_replacement_brings_its_content(ledger: Ledger):
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def test_of_those_who_read_the_same_page_one_applies_it(ledger: Ledger):
+def test_a_journal_page_that_several_dispatchers_read_is_applied_once(ledger: Ledger):
     """B32: and a page that is read again changes nothing."""
     item = message()
     follow(ledger, told(item, Change.SCHEDULED))
@@ -229,7 +227,7 @@ def test_the_second_copy_of_an_earlier_delivery_does_not_end_the_wait_of_the_nex
     assert record.lateness == timedelta(milliseconds=1)
 
 
-def test_copies_of_a_message_are_told_apart_by_their_counts(ledger: Ledger):
+def test_copies_of_a_message_are_distinguished_by_their_handled_counts(ledger: Ledger):
     item = message(NOW_MS)
     again = item.requeued(from_ms(NOW_MS + 100))
     follow(
@@ -422,7 +420,7 @@ def test_a_message_that_is_put_back_into_the_ledger_is_held_there_from_then_on(l
     assert_counts_are_true(ledger)
 
 
-def test_what_ended_is_pruned_like_any_other_message(ledger: Ledger):
+def test_ended_messages_are_pruned_like_any_other_message(ledger: Ledger):
     """B66"""
     ended, waits = messages(-1, -1)
     follow(ledger, told(ended, Change.DISPATCHED), told(waits, Change.SCHEDULED))

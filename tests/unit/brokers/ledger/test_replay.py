@@ -122,7 +122,9 @@ def test_a_reason_is_found_as_it_is_written(ledger: Ledger) -> None:
     assert replay(ledger, DeadLetters(reason="0% of Q")) == [batch[0].id]
 
 
-def test_what_dies_again_meanwhile_is_not_replayed_for_ever(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_dead_lettered_again_meanwhile_are_not_replayed_for_ever(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A25"""
     monkeypatch.setattr(embedded, "REPLAY_BATCH", 1)
     batch = dead(ledger, 3)
@@ -143,7 +145,7 @@ def test_what_dies_again_meanwhile_is_not_replayed_for_ever(ledger: Ledger, monk
     assert broker.replay(ALL).count == 3
 
 
-def test_what_a_broker_holds_itself_is_not_sent_from_here(ledger: Ledger) -> None:
+def test_broker_held_messages_are_not_sent_from_the_ledger(ledger: Ledger) -> None:
     """The ledger only follows it, perhaps without its content."""
     dead(ledger, 1)
     ledger.transact(lambda c: c.execute(update(scheduled_message).values(held_by_broker=1)))

@@ -277,7 +277,7 @@ def test_no_plugin_is_needed(topology: Topology) -> None:
     assert {queue.arguments["x-queue-type"] for queue in topology.queues()} <= {"quorum", "stream"}
 
 
-def test_a_ladder_lets_go_only_of_what_the_next_queue_has() -> None:
+def test_a_ladder_removes_a_message_only_once_the_next_queue_has_it() -> None:
     """C11: at least once, which needs that full queues refuse instead of dropping."""
     relays = [LADDER.relay_queue(channel) for channel in ("orders", "events:x")]
     for rung in (*LADDER.rungs(), *relays):
@@ -298,7 +298,7 @@ def test_a_tick_that_is_none_is_refused(tick_ms: int) -> None:
         Topology(tick_ms=tick_ms)
 
 
-def test_bindings_name_only_what_is_declared() -> None:
+def test_bindings_name_only_declared_objects() -> None:
     for topology in TOPOLOGIES.values():
         exchanges = {each.name for each in topology.exchanges()}
         queues = {each.name for each in topology.queues()}
