@@ -69,7 +69,7 @@ class Bare(ABC):
         return found
 
     def mark_due(self, *, now_ms: int, limit: int) -> int:
-        """Only mark what is due: take and update, no channel, no journal, no counts."""
+        """Only mark due messages: take and update, no channel, no journal, no counts."""
         self._run(self.begin)
         seqs = self._take(_DUE, now_ms, limit)
         if seqs:

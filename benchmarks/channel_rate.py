@@ -60,7 +60,7 @@ def _run(database: Database, template: str, messages: int, requeued: int) -> dic
 
 
 def _read_journal(broker: EmbeddedBroker, entries: int) -> None:
-    # A transaction of anybody on the server, such as an automatic ANALYZE, holds the tail back until it ends.
+    # Any transaction on the server, such as an automatic ANALYZE, holds the tail back until it ends.
     deadline = time.monotonic() + JOURNAL_SECONDS
     position, found = "0:0", 0
     while found < entries and time.monotonic() < deadline:

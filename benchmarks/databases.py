@@ -49,7 +49,7 @@ class Database(ABC):
 
     @abstractmethod
     def copy(self, url: str) -> str:
-        """Return the URL of a copy of a ledger that nobody uses."""
+        """Return the URL of a copy of a ledger that no process uses."""
 
     @abstractmethod
     def drop(self, url: str) -> None:
@@ -65,7 +65,7 @@ class Database(ABC):
 
     @abstractmethod
     def settle(self, url: str) -> None:
-        """Let the database write out and count what was loaded, so that no measurement pays for it."""
+        """Let the database write out and analyze the loaded rows, so that no measurement pays for it."""
 
     @contextmanager
     def fresh(self, template: str | None = None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from benchmarks.measuring import expect
 
 
 def expect_ledger(url: str, *, scheduled: int, dispatched: int, in_channels: int, events: int) -> None:
-    """Compare the rows with what is wanted, and the counts that the ledger keeps with the rows."""
+    """Compare the rows with the expected ones, and the counts of the ledger with the rows."""
     ledger = Ledger(url)
     try:
         with ledger.read() as connection:

@@ -67,7 +67,7 @@ def _add(results: Results, store: str, name: str, runs: Sequence[Run], base: str
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What was found out, by message."""
+    """The measured costs, by message."""
 
     rate: float
     moves_rate: float
@@ -77,7 +77,7 @@ class Run:
 
 
 class Runner:
-    """Fills what is to be read, lets others do the work, and sees that all of it was done."""
+    """Writes the input, lets dispatchers process it, and checks that all of it was processed."""
 
     def __init__(self, node: Node, *, idle_seconds: float = 1.0) -> None:
         self._node = node

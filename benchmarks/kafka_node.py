@@ -165,7 +165,7 @@ class Usage:
 
 
 def run_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
-    """A dispatcher in real time: says when it serves partitions, and its usage whenever it is asked or told to stop."""
+    """A dispatcher in real time: reports when it serves partitions, and its usage on request and when it stops."""
     with KafkaBroker(config_of(settings)) as broker:
         dispatcher = broker.open_ladder_dispatcher()
         assert isinstance(dispatcher, KafkaLadderDispatcher)
@@ -210,7 +210,7 @@ def read_all(bootstrap: str, topic: str, n: int) -> list[Message]:
 
 
 def watch(pipe: Connection, bootstrap: str, topic: str, n: int, seconds: float) -> None:
-    """See messages come, in a process of its own; say when that begins, and then what was seen."""
+    """Consume messages in a process of its own; report when that begins, and then the arrivals."""
     batches = list(_read(bootstrap, topic, n, seconds, started=pipe))
     pipe.send([_seen(record, at) for records, at in batches for record in records])
 

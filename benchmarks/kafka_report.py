@@ -40,7 +40,7 @@ def add_ratios(results: Results, *, schedule: Rates, dispatch: Rates) -> None:
 
 
 def aims_table(measurements: Sequence[Measurement]) -> str:
-    """Return all aims and what was measured."""
+    """Return all aims and their measurements."""
     lines = ["| measurement | aim | median | min - max | unit | met |", "|---|---:|---:|---:|---|---|"]
     for aim in AIMS:
         for m in filter(aim.is_of, measurements):

@@ -98,7 +98,7 @@ LONGEST_PERIOD_MS = FIRST_MS << 30
 
 
 def bucket_of(remaining_ms: int) -> int:
-    """Return the bucket for what is due after ``remaining_ms``."""
+    """Return the bucket for messages that are due after ``remaining_ms``."""
     return 0 if remaining_ms < FIRST_MS else math.frexp(remaining_ms / FIRST_MS)[1]
 
 

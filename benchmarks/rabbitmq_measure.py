@@ -133,7 +133,7 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What was found out about the messages of one run."""
+    """The measurements of one run."""
 
     lateness_ms: list[float]
     hops: float

@@ -58,7 +58,7 @@ def add_ratios(results: Results, *, rates: Values, cpu: Values) -> None:
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    """Return all aims and what was measured."""
+    """Return all aims and their measurements."""
     lines = ["| queues | measurement | aim | median | min - max | unit | met |", "|---|---|---:|---:|---:|---|---|"]
     for m in measurements:
         for aim in AIMS:

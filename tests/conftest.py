@@ -110,7 +110,7 @@ def queue_type(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated_postgres() -> Iterator[str]:
-    """A migrated database that others are copied from; nobody stays connected to it."""
+    """A migrated database that others are copied from; no client stays connected to it."""
     from airflow_delay_provider.brokers.ledger.database import Ledger
 
     with fresh_database() as url:

@@ -51,7 +51,7 @@ LONGEST_MS = 6_000
 
 @dataclass(frozen=True, kw_only=True)
 class Fuzz:
-    """What is done."""
+    """The settings of a run."""
 
     records: int
     seed: int = 0
@@ -64,7 +64,7 @@ class Fuzz:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it."""
+    """The results of a run."""
 
     written: dict[str, int] = field(default_factory=dict)
     #: Plain records of the inbox without an id of their own, by the id that they are given.
@@ -82,7 +82,7 @@ class Figures:
     vanished: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
-    failures_told: int = 0
+    failures_reported: int = 0
     undone: int = 0
     was_restarted: bool = False
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Figures:
             self.vanished
             or self.stuck
             or self.was_restarted
-            or self.failures_told
+            or self.failures_reported
             or self.due.keys() - self.seen.keys()
             or (late and late[-1] > LATE_MS)
             or self.rss_mb[-1] - self.rss_mb[0] > MEMORY_MB
@@ -128,7 +128,7 @@ class Figures:
                 "most": round(max(self.rss_mb)),
                 "after": round(self.rss_mb[-1]),
             },
-            "dispatcher": {"restarted": self.was_restarted, "failed": self.failures_told, "undone": self.undone},
+            "dispatcher": {"restarted": self.was_restarted, "failed": self.failures_reported, "undone": self.undone},
             "seconds": round(self.seconds, 1),
         }
 
@@ -183,7 +183,7 @@ class Mutator:
         return Written(topic, key, value, headers)
 
     def _plain(self) -> Written:
-        """A request of anybody, with nonsense in some of its headers."""
+        """A request of a plain producer, with nonsense in some of its headers."""
         random = self._random
         headers: dict[str, bytes | None] = {
             protocol.CHANNEL: self._channel().encode(errors="replace"),
@@ -393,7 +393,7 @@ def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
         finally:
             said = dispatcher.log.read_text(errors="replace")
             dispatcher.stop()
-        figures.failures_told = said.count(" WARNING failed")
+        figures.failures_reported = said.count(" WARNING failed")
         figures.undone = said.count("is aborted and repeated")
         client.delete_topology(even_if_messages_wait=True)
     figures.seconds = time.monotonic() - started
@@ -451,7 +451,7 @@ def _look(client: KafkaBroker, figures: Figures) -> bool:
             figures.waiting += 1
             figures.waiting_ids.add(record.key()[8:].decode(errors="replace"))
             continue
-        # Somebody has put it there, so it rests as long as the others there do.
+        # It was written to this rung, so it waits as long as the others there.
         if hold_ms is not None and hold_ms > LONGEST_MS and record.timestamp()[1] + hold_ms > now_ms():
             figures.waiting += 1
             continue

@@ -54,7 +54,7 @@ SERVING = re.compile(r"^([0-9.]+) INFO .*: serving partitions \[([0-9, ]*)\]$", 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int
     #: How long everything is disturbed. Messages are scheduled in the first half of it.
@@ -76,7 +76,7 @@ class Soak:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it; all times are milliseconds since 1970, or between two."""
+    """The results of a run; all times are milliseconds since 1970, or between two."""
 
     #: Id to due time.
     due: dict[str, int] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class Figures:
     broker_down: list[tuple[int, int]] = field(default_factory=list)
     rss_mb: dict[int, float] = field(default_factory=dict)
     takeovers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    #: Failures that dispatchers told of and went on from.
-    errors_told: int = 0
+    #: Failures that dispatchers reported and continued from.
+    errors_reported: int = 0
     still_waiting: str | None = None
     dead: int = 0
     wrong_in_journal: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Figures:
 
     @property
     def strange(self) -> list[str]:
-        """Ids that nobody scheduled."""
+        """Ids that were never scheduled."""
         return sorted(self.stored.keys() - self.due.keys())
 
     @property
@@ -173,7 +173,7 @@ class Figures:
             "lateness_undisturbed_ms": _percentiles(self.lateness_ms(first_of, undisturbed=True)),
             "visible_undisturbed_ms": _percentiles(self.lateness_ms(self.seen, undisturbed=True)),
             "peak_rss_mb": round(max(self.rss_mb.values(), default=0)),
-            "errors_told": self.errors_told,
+            "errors_reported": self.errors_reported,
             "seconds": round(self.seconds, 1),
             "samples": {
                 "lost": self.lost[:5],
@@ -323,7 +323,7 @@ class Crew:
             self._figures.failed_to_stop += not each.stop()
             self._figures.last_words.append(each.last_words())
         self.running.clear()
-        self._figures.errors_told = sum(
+        self._figures.errors_reported = sum(
             each.log.read_text(errors="replace").count(" WARNING failed") for each in self.all
         )
 
@@ -517,22 +517,22 @@ def wrong_in_journal(client: KafkaBroker, figures: Figures) -> list[str]:
 
     Those that were due when they were scheduled begin with that they were dispatched.
     """
-    told: dict[str, list[str]] = defaultdict(list)
+    recorded: dict[str, list[str]] = defaultdict(list)
     position, deadline = FROM_THE_START, time.monotonic() + 60
     good = (["scheduled", "dispatched"], ["dispatched"])
     while True:
         while entries := client.read_journal(after=position, limit=10_000):
             position = entries[-1].position
             for entry in entries:
-                told[entry.message_id].append(entry.change.value)
-        wrong = sorted(name for name in figures.due if name not in figures.uncertain and told[name] not in good)
+                recorded[entry.message_id].append(entry.change.value)
+        wrong = sorted(name for name in figures.due if name not in figures.uncertain and recorded[name] not in good)
         # Where nothing comes, something may still be on its way.
         if not wrong or time.monotonic() > deadline:
             return wrong
 
 
 def read_to_end(bootstrap: str, topics: Sequence[str]) -> Iterator[Message]:
-    """Return all committed records that are there."""
+    """Return all committed records."""
     with _reader(bootstrap) as consumer:
         places = _all_of(consumer, topics)
         consumer.assign(places)

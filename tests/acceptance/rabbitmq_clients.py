@@ -38,7 +38,7 @@ def now_ms() -> int:
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Publish at an even pace; what is not confirmed is published again, with the same id and due time."""
+    """Publish at an even pace; unconfirmed messages are published again, with the same id and due time."""
     source = random.Random(args.seed)
     settings = {"tick": args.tick, "management_url": args.management_url}
     config = config_of(args.url, **settings, confirm_timeout=CONFIRM_SECONDS)

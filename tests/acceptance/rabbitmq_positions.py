@@ -1,6 +1,6 @@
 """Where a RabbitMQ node keeps each message of a ladder, asked of the node itself so that nothing is moved or woken.
 
-An AMQP client cannot tell: looking into a queue is activity, and a message that the dead-letter worker of a queue holds
+An AMQP client cannot tell: peeking at a queue is activity, and a message that the dead-letter worker of a queue holds
 is in no state that AMQP shows.
 """
 

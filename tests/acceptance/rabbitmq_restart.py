@@ -36,7 +36,7 @@ LOOK_AFTER_MS = 15_000
 
 @dataclass(kw_only=True)
 class Restarted:
-    """What came of it."""
+    """The results of a run."""
 
     due: dict[str, int] = field(default_factory=dict)
     arrived: dict[str, list[int]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ _SHARES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int = 20_000
     #: Seconds between the last publish and the kill, and between the kill and the start.
@@ -113,7 +113,7 @@ def _schedule(work: Restart, broker: RabbitMQBroker, result: Restarted) -> None:
 
 
 def _consume(work: Restart, node: RabbitMQ, result: Restarted) -> None:
-    """Note what comes until all has come or patience ends, and once what the node holds meanwhile."""
+    """Record arrivals until all have arrived or time is up, and once the messages that the node holds meanwhile."""
 
     def note(channel: Any, method: Any, properties: pika.BasicProperties, _body: bytes) -> None:
         result.arrived.setdefault(str(properties.message_id), []).append(now_ms())

@@ -40,7 +40,7 @@ DUE_BEFORE_MS = 3_000
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int
     version: str = "rabbitmq3"
@@ -71,7 +71,7 @@ class Published:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it."""
+    """The results of a run."""
 
     published: dict[str, Published] = field(default_factory=dict)
     #: When each id arrived, as often as it did.

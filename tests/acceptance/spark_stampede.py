@@ -41,7 +41,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was seen."""
+    """The observations of a run."""
 
     tasks: int
     succeeded: int

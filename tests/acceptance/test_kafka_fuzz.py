@@ -22,4 +22,4 @@ def test_after_any_writes_to_the_ladder_the_dispatcher_continues_and_nothing_van
     assert figures.due.keys() == figures.seen.keys()
     assert figures.lateness_ms(fuzzed=True)[-1] < LATE_MS
     assert not figures.was_restarted
-    assert figures.failures_told == 0
+    assert figures.failures_reported == 0

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from tests.acceptance.away import press_button, receive, require_message_of_task
+from tests.acceptance.external_brokers import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
 from tools.servers.airflow import Airflow
@@ -58,7 +58,7 @@ def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_runni
 def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
     start: Start, rabbit: RabbitMQBroker, channel: str
 ) -> None:
-    """A28: RabbitMQ knows no ids, so the task remembers what was confirmed."""
+    """A28: RabbitMQ knows no ids, so the task remembers the confirmed ones."""
     run = start("rabbitmq_retried", {"channel": channel})
     run.wait()
     assert run.task("bulk")["try_number"] == 2

@@ -47,7 +47,7 @@ class Tail:
 
 
 class JournalContract:
-    """The journal tells everything that happened, in order, and a reader misses nothing."""
+    """The journal records every change in order, and a reader misses nothing."""
 
     def test_a_message_that_arrives_leaves_two_entries(self, harness: BrokerHarness):
         """A45, B41, D11"""
@@ -69,7 +69,7 @@ class JournalContract:
         message = harness.message(harness.channel(), after=-1)
         harness.broker.schedule([message])
         harness.wait_until(
-            lambda: tail.wait_for(harness, [message], 1)[-1].change is Change.DISPATCHED, "the dispatch is told"
+            lambda: tail.wait_for(harness, [message], 1)[-1].change is Change.DISPATCHED, "the dispatch is recorded"
         )
 
     def test_every_change_of_a_waiting_message_is_recorded_in_order(self, harness: BrokerHarness):
@@ -108,14 +108,14 @@ class JournalContract:
         [again] = harness.receive(channel, 1)
         harness.broker.dead_letter(again, channel=f"{channel}.dead", reason="given up")
 
-        told: list[tuple[Change, str | None]] = []
+        recorded: list[tuple[Change, str | None]] = []
 
-        def all_told() -> bool:
-            told[:] = [(entry.change, entry.reason) for entry in tail.wait_for(harness, [message], 3)]
-            return told[-1][0] is Change.DEAD_LETTERED
+        def all_recorded() -> bool:
+            recorded[:] = [(entry.change, entry.reason) for entry in tail.wait_for(harness, [message], 3)]
+            return recorded[-1][0] is Change.DEAD_LETTERED
 
-        harness.wait_until(all_told, "the message was given up")
-        interesting = [entry for entry in told if entry[0] in (Change.REQUEUED, Change.DEAD_LETTERED)]
+        harness.wait_until(all_recorded, "the message is dead-lettered")
+        interesting = [entry for entry in recorded if entry[0] in (Change.REQUEUED, Change.DEAD_LETTERED)]
         assert interesting == [
             (Change.REQUEUED, "the service is down"),
             (Change.DEAD_LETTERED, "given up"),

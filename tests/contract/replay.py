@@ -102,15 +102,15 @@ class ReplayContract:
         harness.broker.replay(DeadLetters(channel=channel))
         harness.ids_in(channel, 1)
 
-        def told() -> bool:
+        def is_recorded() -> bool:
             entries = harness.broker.read_journal(after=position)
             changes = [entry.change for entry in entries if entry.message_id == message.id]
             return changes[-2:] == [Change.REQUEUED, Change.DISPATCHED]
 
-        harness.wait_until(told, "the journal tells of it")
+        harness.wait_until(is_recorded, "the journal has it")
 
     def test_a_dead_message_is_scheduled_again_by_the_same_id(self, harness: BrokerHarness):
-        """A24, A28: a cleared task sends what was given up; what waits or ended well is kept."""
+        """A24, A28: a cleared task sends dead messages again; waiting and dispatched ones are kept."""
         harness.needs("knows_ids")
         channel = harness.channel()
         [dead] = self.given_up(harness, channel, "bad")

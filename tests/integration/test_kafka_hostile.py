@@ -1,4 +1,4 @@
-"""Records that somebody wrote to stop a ladder in Kafka, and channels that take nothing: others are not held up."""
+"""Records written to stop a Kafka ladder, and channels that refuse everything: other messages are not delayed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def require_harmless(scene: Scene, record: Written) -> list[Record]:
 
 
 def asking(scene: Scene, channel: str = "nowhere", *, key: bytes | None = None, **headers: bytes) -> Written:
-    """A plain record of anybody."""
+    """A record of a plain producer."""
     own = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"500"}
     return Written(topic=scene.topology.inbox, key=key, headers=own | headers)
 
@@ -193,7 +193,7 @@ def test_no_forged_record_in_a_rung_blocks_others(hostile: Scene, what: str) -> 
 
 
 def command(scene: Scene, position: RecordPosition, **changes: Any) -> Written:
-    """A command that reschedules what lies at a place."""
+    """A command that reschedules the record at a position."""
     good = Command(
         id=uuid4().hex,
         change=Change.RESCHEDULED,
@@ -241,7 +241,7 @@ def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, partit
     assert headers_of(arrived)["delay-id"] == headers["delay-id"].decode()
 
 
-# -- what nobody has thought of ------------------------------------------------------------------------------------
+# -- unexpected errors ---------------------------------------------------------------------------------------------
 
 
 def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch
 
     def fail(self: Any, topic: str, value: bytes | None, *arguments: Any, **options: Any) -> None:
         if value is not None and b"unforeseen" in value and not topic.endswith((".dead", ".journal")):
-            raise RuntimeError("nobody has thought of this")
+            raise RuntimeError("an unexpected error")
         produce(self, topic, value, *arguments, **options)
 
     monkeypatch.setattr(KafkaTransaction, "_produce", fail)
@@ -263,7 +263,7 @@ def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch
             assert ids_of(scene.arrived(channel, 200, seconds=60)) == ids_of(others)
             dead = scene.dead(each.id for each in bad)
         for each in bad:
-            assert "nobody has thought of this" in headers_of(dead[each.id])["delay-reason"]
+            assert "an unexpected error" in headers_of(dead[each.id])["delay-reason"]
             assert dead[each.id].value() == b"unforeseen"
             assert [entry.change for entry in scene.history(each.id, least=2)][-1] is Change.DEAD_LETTERED
 

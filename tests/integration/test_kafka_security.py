@@ -1,4 +1,4 @@
-"""Kafka with TLS, with users who may do little, and with connections that are wrong: all on real servers."""
+"""Kafka with TLS, with restricted users, and with wrong connections: all on real servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READ, WRITE, DESCRIBE, DELETE = AclOperation.READ, AclOperation.WRITE, AclOperat
 CREATE, DESCRIBE_CONFIGS = AclOperation.CREATE, AclOperation.DESCRIBE_CONFIGS
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
-#: Nobody joins it: the library looks for the coordinator of its group even where it only reads what it is told to.
+#: No consumer joins it: the library looks for the coordinator of its group even with assigned partitions.
 READERS = "airflow-delay.reader"
 
 wait_for = partial(component.wait_for, seconds=90, interval=0.05)
@@ -69,7 +69,7 @@ def scene(secured: Kafka) -> Iterator[Scene]:
 
 
 class User:
-    """Somebody with a certificate and nothing else."""
+    """A user with a certificate and no permissions."""
 
     def __init__(self, secured: Kafka, authority: Authority) -> None:
         self.name = f"user-{uuid4().hex[:12]}"
@@ -273,7 +273,7 @@ def test_a_consumer_needs_to_read_its_channel_and_its_group(served: Scene, user:
         assert consumer.receive(channel) == []
 
 
-def test_a_consumer_that_puts_back_and_gives_up_needs_to_schedule_and_to_write_to_the_dead(
+def test_requeueing_needs_to_schedule_and_dead_lettering_needs_write_on_the_dead_letter_channel(
     served: Scene, user: User
 ) -> None:
     channel = served.channel()
@@ -301,19 +301,19 @@ def test_an_administrator_of_a_ladder_needs_its_names_only(secured: Kafka, user:
     user.may(TOPIC, channel, DESCRIBE)
     with scene.broker, user.client_of(scene) as admin:
         admin.create_topology([channel])
-        assert [finding.text for finding in admin.verify_topology() if finding.is_problem] == []
-        assert [finding.text for finding in admin.verify_topology() if "not checked" in finding.text] == []
+        assert [issue.text for issue in admin.verify_topology() if issue.is_problem] == []
+        assert [issue.text for issue in admin.verify_topology() if "not checked" in issue.text] == []
         user.may(GROUP, scene.topology.dispatch_group, DELETE)
         admin.delete_topology(even_if_messages_wait=True)
-        assert [finding.is_problem for finding in admin.verify_topology()] == [True]
+        assert [issue.is_problem for issue in admin.verify_topology()] == [True]
 
 
 def test_verify_reports_settings_that_the_user_may_not_read_as_not_checked(served: Scene, user: User) -> None:
     user.may(TOPIC, f"{served.topology.prefix}.", DESCRIBE, pattern=PREFIXED)
     with user.client_of(served) as client:
-        findings = client.verify_topology()
-    assert [finding for finding in findings if finding.is_problem] == []
-    assert [finding.text for finding in findings if "settings were not checked" in finding.text]
+        issues = client.verify_topology()
+    assert [issue for issue in issues if issue.is_problem] == []
+    assert [issue.text for issue in issues if "settings were not checked" in issue.text]
 
 
 def test_scheduling_without_a_ladder_and_the_permission_to_create_one_says_so(secured: Kafka, user: User) -> None:
@@ -329,7 +329,7 @@ def test_scheduling_without_a_ladder_and_the_permission_to_create_one_says_so(se
     assert not refused.value.may_pass
 
 
-def test_somebody_with_a_password_is_named_where_a_permission_is_missing(
+def test_an_error_about_a_missing_permission_names_the_user_and_not_the_password(
     served: Scene, secured: Kafka, authority: Authority
 ) -> None:
     settings = served.settings | {"ssl.ca.location": str(authority.file)}
@@ -362,7 +362,7 @@ WRONG = {
 def wrong(
     request: pytest.FixtureRequest, secured: Kafka, authority: Authority, tmp_path: Path
 ) -> tuple[dict[str, Any], str]:
-    """A connection that does not work, and what is said of it."""
+    """A connection that does not work, and its error message."""
     kind, sasl = request.param, secured.bootstrap_of("SASL_SSL")
     extra: dict[str, Any] = {"ssl.ca.location": str(authority.file), "confirm_timeout": 2, "ladder": "nowhere"}
     good = {"conn_type": "delay_kafka", "host": sasl, "login": "app", "password": USERS["app"], "extra": extra}

@@ -154,11 +154,13 @@ def test_a_failed_authentication_is_refused(
         "name": (sasl.replace("localhost", "127.0.0.1"), app),
         "no certificate": (ssl, {"security.protocol": "SSL", "ssl.ca.location": ca}),
     }[wrong]
-    told: list[str] = []
+    errors: list[str] = []
     client_settings: dict[str, Any] = {"bootstrap.servers": bootstrap, **settings, "log_level": 0}
-    with AdminClient({**client_settings, "error_cb": lambda error: told.append(error.str())}) as client:
-        wait_for(lambda: client.poll(0.1) >= 0 and told, what="the client tells", seconds=60, interval=0.01)
-    assert re.search(problem, told[0])
+    with AdminClient({**client_settings, "error_cb": lambda error: errors.append(error.str())}) as client:
+        wait_for(
+            lambda: client.poll(0.1) >= 0 and errors, what="the client reports an error", seconds=60, interval=0.01
+        )
+    assert re.search(problem, errors[0])
 
 
 # -- the cache of jars ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The page of a message in a real api-server: who is let in, and what they see."""
+"""The page of a message in a real api-server: which users are admitted, and what they see."""
 
 from __future__ import annotations
 

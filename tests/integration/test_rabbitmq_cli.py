@@ -91,7 +91,7 @@ def test_messages_that_wait_keep_a_ladder_from_being_deleted(delay: CommandLine,
     assert TOPOLOGY.ready not in names_in(vhost_url, "exchanges")
 
 
-def test_the_way_to_channels_is_prepared(delay: CommandLine, vhost_url: str) -> None:
+def test_routes_to_channels_are_created(delay: CommandLine, vhost_url: str) -> None:
     missing = delay("topology", "create", *CONN, "--channel", "orders")
     assert (missing.code, "queue 'orders' does not exist" in missing.err) == (2, True)
     with amqp(vhost_url) as channel:

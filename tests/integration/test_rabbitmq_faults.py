@@ -346,7 +346,7 @@ def held_by(node: RabbitMQ, queue: str) -> int:
 
 
 def publish(broker: RabbitMQBroker, messages: list[Message]) -> list[Message]:
-    """Publish once and return what was not confirmed."""
+    """Publish once and return the unconfirmed messages."""
     try:
         broker.schedule(messages)
     except BrokerError as error:

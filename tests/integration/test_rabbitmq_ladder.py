@@ -1,4 +1,4 @@
-"""Messages on a real ladder: which way each goes, when it arrives, and what is refused."""
+"""Messages on a real ladder: their routes, arrival times and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_more_than_max_delay_of_the_connection_is_refused_with_the_remedy(scene:
         scene.broker.schedule([message])
 
 
-def test_a_message_cannot_be_put_back_for_longer_than_the_ladder_holds(scene: Scene):
+def test_a_message_cannot_be_requeued_for_longer_than_the_ladder_holds(scene: Scene):
     """A30: it stays in hand."""
     channel = scene.queue()
     scene.broker.send([scene.message(channel, after=0)])
@@ -243,7 +243,7 @@ def test_a_message_goes_round_the_ladder_twenty_times(scene: Scene):
     assert scene.broker.receive(channel) == []
 
 
-def test_a_deferred_message_backs_off_and_is_given_up_after_max_handled(scene: Scene):
+def test_a_deferred_message_backs_off_and_is_dead_lettered_after_max_handled(scene: Scene):
     """A1, A2, A14, A16, A23, A24, A25, C1"""
     channel, seen = scene.queue(), list[int]()
 

@@ -100,7 +100,7 @@ def test_a_cleared_task_publishes_nothing_again_and_says_so(url: str, capsys: py
 
 
 def test_other_messages_of_the_same_task_are_not_taken_for_the_confirmed_ones(url: str) -> None:
-    """A28: what was confirmed is known by the ids, not by their number."""
+    """A28: confirmed messages are known by their ids, not by their number."""
     store = StateStore()
     run(store, [{"payload": 1, "message_id": "first"}])
     run(store, [{"payload": 1, "message_id": "second"}])

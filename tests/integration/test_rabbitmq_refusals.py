@@ -39,7 +39,7 @@ COUNTED_WITHIN = timedelta(seconds=4)
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A broker that is quick with what was refused, and clients that know it."""
+    """A broker that retries refused messages soon, and clients that know it."""
     run_dir = tmp_path_factory.mktemp("refusals")
     with ExitStack() as stack:
         started = stack.enter_context(private_node(run_dir, advanced=SOON_TRIED_AND_COUNTED))
@@ -201,7 +201,7 @@ def test_parked_messages_arrive_when_they_are_replayed_and_their_channel_is_ther
 def test_a_replay_that_ends_in_between_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, after_publish: bool
 ):
-    """What was published and not yet acknowledged comes twice."""
+    """Published and not yet acknowledged messages arrive twice."""
     channel = scene.queue()
     messages = scene.messages(channel, 2, after=LATER)
     with scene.amqp() as amqp:

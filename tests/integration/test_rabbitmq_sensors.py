@@ -55,7 +55,7 @@ class RawClient:
         self.pushed: list[tuple[str, int]] = []
 
     def fresh_queue(self, rabbitmq_version: str) -> str:
-        """A quorum queue that drops what is delivered too often."""
+        """A quorum queue that drops messages after too many deliveries."""
         name = f"sensors-{uuid4().hex}"
         limit = {} if rabbitmq_version == "rabbitmq4" else {"x-delivery-limit": DELIVERY_LIMIT}
         self.channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", **limit})
@@ -72,7 +72,7 @@ class RawClient:
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def get(self, queue: str) -> list[tuple[str, int]]:
-        """Take what is there: the id and the deliveries counted of each."""
+        """Take all messages: the id and the delivery count of each."""
         taken = []
         while (answer := self.channel.basic_get(queue, auto_ack=True))[0] is not None:
             taken.append(_id_and_count(answer[1]))
@@ -291,7 +291,9 @@ def test_a_killed_triggerer_leaves_every_message_in_its_queue(client: RawClient,
     assert client.get_all(queue, 5) == [(message_id, 1) for message_id in ids]
 
 
-def test_a_triggerer_that_shuts_down_gives_back_first(client: RawClient, queue: str, rabbitmq_version: str) -> None:
+def test_a_triggerer_that_shuts_down_requeues_its_messages_first(
+    client: RawClient, queue: str, rabbitmq_version: str
+) -> None:
     ids = client.publish(queue, *("green" for _ in range(100)))
     triggerer = subprocess.Popen([sys.executable, "-m", "tests.acceptance.waiting_triggers", queue, "3"])
     try:

@@ -183,7 +183,7 @@ def test_a_ladder_that_was_deleted_is_not_taken_for_a_missing_channel(scene: Sce
 
 
 def test_verify_finds_a_queue_that_stands_still_and_create_wakes_it(scene: Scene):
-    """C12, C14: what is held is neither ready nor unacknowledged, so AMQP does not show it."""
+    """C12, C14: held messages are neither ready nor unacknowledged, so AMQP does not show them."""
     channel, topology = scene.queue(), scene.topology
     scene.broker.check_channels([channel])
     with scene.amqp() as amqp:

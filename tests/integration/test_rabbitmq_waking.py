@@ -1,4 +1,4 @@
-"""Queues that could not pass messages on wait for 180 s before they try again, unless somebody wakes them."""
+"""Queues that could not forward messages wait for 180 s before they try again, unless a client wakes them."""
 
 from __future__ import annotations
 

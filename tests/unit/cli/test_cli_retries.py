@@ -1,4 +1,4 @@
-"""`airflow delay retries`: looking at the tickets of Spark tasks, expediting them and giving them up."""
+"""`airflow delay retries`: list the tickets of Spark tasks, expedite them and give them up."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def dispatch(broker: EmbeddedBroker, item: Ticket) -> None:
     broker.ledger.transact(lambda connection: delivery.deliver_due(connection, now_ms=due_ms, limit=1))
 
 
-# -- looking -------------------------------------------------------------------------------------------------------
+# -- listing -------------------------------------------------------------------------------------------------------
 
 
 def test_a_ticket_names_the_waiting_task_the_attempt_and_the_reason(delay: CommandLine, broker: EmbeddedBroker) -> None:

@@ -71,7 +71,7 @@ class StubLadderDispatcher(LadderDispatcher):
 
 
 class Noted:
-    """An observer that keeps what it was told."""
+    """An observer that keeps its notifications."""
 
     def __init__(self) -> None:
         self.dispatches: list[tuple[dict[str, int], list[int]]] = []

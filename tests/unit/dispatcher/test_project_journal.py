@@ -46,7 +46,7 @@ def there(tmp_path: Path, clock: SettableClock) -> Iterator[EmbeddedBroker]:
 
 
 def dispatch(broker: EmbeddedBroker) -> None:
-    """Let what is due there be dispatched."""
+    """Dispatch due messages there."""
     loop = DispatchEmbedded(Context(ledger=broker.ledger, clock=broker.clock, config=DispatcherConfig()))
     while loop.run_once() == 0.0:
         pass
@@ -64,7 +64,7 @@ def states(ledger: Ledger) -> dict[State, int]:
 
 
 def lives(ledger: Ledger) -> dict[str, object]:
-    """What is known of each message, its history included."""
+    """The record of each message, its history included."""
     with ledger.read() as connection:
         return {
             record.message.id: (

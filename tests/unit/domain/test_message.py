@@ -95,7 +95,7 @@ def test_a_requeued_message_differs_in_its_due_time_and_its_count_only():
     assert again.requeued(DUE).handled_count == 2
 
 
-def test_a_message_that_was_given_up_starts_again_with_a_count_of_none():
+def test_a_replayed_message_starts_again_with_a_handled_count_of_zero():
     """A23, A25"""
     first = message(handled_count=5)
     again = first.replayed(DUE + timedelta(hours=1))

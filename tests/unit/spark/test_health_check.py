@@ -247,8 +247,8 @@ def test_a_server_that_never_answers_is_down_in_time() -> None:
         address = parse_address(f"k8s://http://{server}")
         started = time.monotonic()
         found = check_cluster(address, timeout=timedelta(seconds=1))
-    told, time_is_up = f"http://{server} cannot be reached: timed out", f"{address.name} did not respond within 1 s"
-    assert found in (ClusterHealth(False, told), ClusterHealth(False, time_is_up))
+    reported, time_is_up = f"http://{server} cannot be reached: timed out", f"{address.name} did not respond within 1 s"
+    assert found in (ClusterHealth(False, reported), ClusterHealth(False, time_is_up))
     assert time.monotonic() - started < 20
 
 
@@ -268,7 +268,7 @@ def is_broken(conn_id: str) -> bool:
 
 
 def says_nothing(conn_id: str) -> None:
-    """Somebody forgot to return."""
+    """A function without a return statement."""
 
 
 not_a_function = 1

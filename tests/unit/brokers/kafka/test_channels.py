@@ -20,7 +20,7 @@ from airflow_delay_provider.domain.message import Message
 
 
 class Broker:
-    """What the watch has seen, and a trial that answers when it is told to."""
+    """The descriptions of channels, and a trial that answers on request."""
 
     def __init__(self, **facts: Any) -> None:
         self.channels = {"orders": ChannelDescription(**facts)}

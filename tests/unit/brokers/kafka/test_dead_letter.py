@@ -76,7 +76,7 @@ def test_of_what_is_too_large_the_beginning_is_kept(record: Record) -> None:
     assert int(recorded[protocol.TRUNCATED]) > MOST_BYTES
 
 
-def test_a_stranger_cannot_say_where_a_dead_letter_comes_from() -> None:
+def test_forged_headers_cannot_change_the_source_of_a_dead_letter() -> None:
     record = Record(17, 0, b"k", b"v", [(protocol.SOURCE, b"elsewhere"), (protocol.REASON, b"a lie")])
     _, _, headers = dead_letter_of(PLACE, record, "why")
     assert [text for name, text in headers if name in (protocol.SOURCE, protocol.REASON)] == [

@@ -24,7 +24,7 @@ def bench() -> Bench:
     return Bench()
 
 
-# -- the way of a message ------------------------------------------------------------------------------------------
+# -- the path of a message -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_scheduled_messages_are_appended_first_and_carried_unchanged(bench: Benc
 
 
 def test_a_plain_record_with_headers_is_scheduled_too(bench: Bench) -> None:
-    """D15: key, value, topic and time, by anybody who can write to Kafka."""
+    """D15: key, value, topic and time, by any Kafka producer."""
     headers = [
         (protocol.CHANNEL, b"orders"),
         (protocol.DELIVER_AFTER_MS, b"60000"),
@@ -483,7 +483,7 @@ def test_a_record_that_was_given_up_is_dead_lettered_and_recorded(bench: Bench) 
     bench.schedule("m1", 60_000)
     bench.schedule("m2", 1_000)
     bench.dispatcher.fetch_all()
-    bench.dispatcher.partition.queues[bench.topology.inbox].given_up[0] = ("nobody knows why", True)
+    bench.dispatcher.partition.queues[bench.topology.inbox].given_up[0] = ("for no known reason", True)
     bench.pass_to(1_000)
     assert [each.offset for each in bench.kafka.dead] == [0]
     assert bench.delivered == [("m2", 1_000)]

@@ -56,7 +56,7 @@ def test_a_message_in_memory_is_cancelled_at_once(bench: Bench, *, restarts: boo
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_message_that_is_not_read_yet_is_cancelled(bench: Bench, *, restarts: bool) -> None:
-    """A27, D19: it was scheduled while nobody worked."""
+    """A27, D19: it was scheduled while no dispatcher ran."""
     position = bench.schedule("m1", 1_000)
     bench.command("m1", position)
     bench.dispatcher.fetch(bench.topology.control)
@@ -71,7 +71,7 @@ def test_a_message_that_is_not_read_yet_is_cancelled(bench: Bench, *, restarts: 
 
 
 def test_a_message_that_is_moved_before_it_is_read_is_recorded_as_a_whole(bench: Bench) -> None:
-    """A27: nobody tells what it is when its record is passed over."""
+    """A27: its record is passed over, so no other entry describes it."""
     position = bench.schedule("m1", 1_000)
     bench.command("m1", position, Change.RESCHEDULED, delay_ms=5_000)
     bench.dispatcher.fetch(bench.topology.control)
@@ -107,7 +107,7 @@ def test_a_delivered_message_cannot_be_called_back(bench: Bench) -> None:
 
 
 def test_a_message_is_called_back_once(bench: Bench) -> None:
-    """A29: of two who do it at the same time one is told that he was late."""
+    """A29: of two concurrent commands one is refused as too late."""
     position = resting(bench)
     bench.command("m1", position, Change.RESCHEDULED, delay_ms=60_000)
     bench.command("m1", position)

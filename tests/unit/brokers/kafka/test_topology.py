@@ -159,7 +159,7 @@ def test_messages_spread_over_all_partitions() -> None:
 
 
 def test_nothing_in_which_a_message_waits_forgets_it() -> None:
-    """D18, E12: no age, no size and no compaction removes what is not delivered."""
+    """D18, E12: no age, no size and no compaction removes undelivered messages."""
     settings = settings_of(PLAIN)
     for name in (PLAIN.inbox, PLAIN.control, PLAIN.dead, *map(PLAIN.rung, PLAIN.ladder.holds_ms)):
         assert settings[name]["cleanup.policy"] == "delete"

@@ -168,13 +168,13 @@ def test_a_plain_record_in_a_channel_is_a_message_too() -> None:
 def test_nothing_that_others_write_into_a_channel_stops_its_consumers(
     headers: protocol.Headers, key: bytes | None, value: bytes | None, timestamp_ms: int
 ) -> None:
-    """B37: and what was read can be put back."""
+    """B37: and a message that was read can be requeued."""
     decoded = read(headers, key=key, value=value, timestamp_ms=timestamp_ms)
     assert decoded.message.payload == (value or b"")
     wire.encode_envelope(decoded.message.requeued(DUE), now_ms=NOW_MS)
 
 
-# -- in the inbox, by anybody --------------------------------------------------------------------------------------
+# -- in the inbox, by any producer ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_nothing_that_others_write_into_a_channel_stops_its_consumers(
         (protocol.DELIVER_AFTER_MS, "-5000", NOW_MS - 5_000),
     ],
 )
-def test_anybody_schedules_by_headers_at_a_time_or_after_a_delay(header: str, value: str, due_ms: int) -> None:
+def test_any_producer_schedules_by_headers_at_a_time_or_after_a_delay(header: str, value: str, due_ms: int) -> None:
     """D1, D15, D20, E2: two names with one meaning each, and the delay counts from when Kafka has the record."""
     message = request({protocol.CHANNEL: "orders", header: value})
     assert message.deliver_at == from_ms(due_ms)
@@ -273,7 +273,7 @@ def test_a_request_may_say_everything_that_a_message_has() -> None:
 def test_a_request_is_either_kept_or_refused_and_never_anything_else(
     headers: protocol.Headers, key: bytes | None, value: bytes | None
 ) -> None:
-    """B37: and what is kept fits into an envelope."""
+    """B37: and the kept part fits into an envelope."""
     headers = [(protocol.CHANNEL, b"orders"), (protocol.DELIVER_AFTER_MS, b"5"), *headers]
     try:
         message = protocol.decode_request(default_id="p", key=key, value=value, headers=headers, timestamp_ms=NOW_MS)

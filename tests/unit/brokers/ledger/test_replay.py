@@ -1,4 +1,4 @@
-"""Dead rows wait again: in batches, once each, whoever asks at the same moment."""
+"""Dead rows are replayed in batches, once each, even by concurrent callers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ def test_messages_of_a_dispatcher_are_replayed_in_batches_with_journal_and_count
     batch = dead(ledger, 25)
     assert [len(replay(ledger, limit=10)) for _ in range(4)] == [10, 10, 5, 0]
     assert require_counts_in_step(ledger) == {State.SCHEDULED: 25}
-    told = read(ledger, lambda c: c.execute(select(event.c.reason).where(event.c.change == Change.REQUEUED)).scalars())
-    assert list(told) == ["replayed"] * len(batch)
+    reasons = read(
+        ledger, lambda c: c.execute(select(event.c.reason).where(event.c.change == Change.REQUEUED)).scalars()
+    )
+    assert list(reasons) == ["replayed"] * len(batch)
     assert read(ledger, lambda c: delivery.next_due_ms(c, destination=THERE)) == NOW_MS
 
 

@@ -206,7 +206,7 @@ def test_the_longest_delay_arrives(name: str) -> None:
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 266_000])
 def test_a_channel_that_is_not_bound_leads_to_the_unroutable_queue_and_the_journal_hears_of_it(delay_ms: int) -> None:
-    """C12: what has no route is kept and seen; the second record is that of the parking, none is one of a dispatch."""
+    """C12: unroutable messages are parked; the second record is that of the parking, none is one of a dispatch."""
     journey = BROKERS["1000ms"].publish(*LADDER.route("unknown", delay_ms))
     assert journey.ends == Counter({UNROUTABLE: 1, JOURNAL: 2})
     assert LADDER.dispatch not in journey.passed

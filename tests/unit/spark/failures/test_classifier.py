@@ -157,9 +157,9 @@ def test_exit_codes_speak_when_nothing_else_does() -> None:
 
 
 def test_the_exit_code_is_read_from_the_exception_of_the_hook() -> None:
-    told = Evidence(exception="Cannot execute: spark-submit job.py. Error code is: 137.")
+    evidence = Evidence(exception="Cannot execute: spark-submit job.py. Error code is: 137.")
 
-    assert classify(told).verdict is Verdict.INFRASTRUCTURE
+    assert classify(evidence).verdict is Verdict.INFRASTRUCTURE
 
 
 def test_the_code_of_a_driver_elsewhere_says_more_than_that_of_the_submission() -> None:

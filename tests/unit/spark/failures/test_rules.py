@@ -1,4 +1,4 @@
-"""Rules of one's own: how they are written, and what is refused."""
+"""Custom rules: their syntax, and refused input."""
 
 from __future__ import annotations
 
