@@ -64,7 +64,7 @@ class Database(ABC):
         """Fill a ledger in one transaction, with SQL that makes the rows in the database."""
 
     @abstractmethod
-    def settle(self, url: str) -> None:
+    def analyze(self, url: str) -> None:
         """Let the database write out and analyze the loaded rows, so that no measurement pays for it."""
 
     @contextmanager
@@ -120,7 +120,7 @@ class Sqlite(Database):
                 connection.execute(statement)
             connection.execute("COMMIT")
 
-    def settle(self, url: str) -> None:
+    def analyze(self, url: str) -> None:
         with closing(self.connect(url)) as connection:
             connection.execute("ANALYZE")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -164,7 +164,7 @@ class Postgres(Database):
                 connection.execute(statement)
             connection.commit()
 
-    def settle(self, url: str) -> None:
+    def analyze(self, url: str) -> None:
         with closing(self.connect(url)) as connection:
             connection.autocommit = True
             connection.execute("VACUUM (ANALYZE)")

@@ -17,7 +17,7 @@ from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
 from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of, read_all
-from benchmarks.measuring import Results, expect, rate, say
+from benchmarks.measurement import Results, expect, rate, say
 
 #: Messages of one call.
 BATCH = 10_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.measuring import Measurement, Results
+from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import BARE_COLOR, draw_bars, draw_lateness, finish, finish_lateness, panels, save
 from benchmarks.rabbitmq_measure import SLOW
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE

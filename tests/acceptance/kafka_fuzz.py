@@ -1,8 +1,8 @@
 """Random and mutated records in all topics of a ladder: `python -m tests.acceptance.kafka_fuzz`.
 
-A canary is scheduled ten times a second by a raw client and must arrive within a second of its due time, all along. The
-dispatcher must be the same process at the end, within its memory, and nothing may be left of what was written but
-messages that are not due yet.
+A canary is scheduled ten times a second by a raw client and must always arrive within a second of its due time. The
+dispatcher must be the same process at the end, within its memory, and only messages that are not due yet may be left
+of those written.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tools.servers.component import wait_for
 
 PARTITIONS = 2
 CANARY_SECONDS = 0.1
-#: What a canary may be late.
+#: How late a canary may be.
 LATE_MS = 1000
-#: How long after the last record everything may take to come to rest.
+#: How long the ladder may take to become idle after the last record.
 PATIENCE_SECONDS = 180.0
-#: Above what it has when it begins.
+#: The growth above the memory at the start.
 MEMORY_MB = 250
 #: No message of the fuzz is due later than this, unless its time was mutated.
 LONGEST_MS = 6_000
@@ -57,7 +57,7 @@ class Fuzz:
     seed: int = 0
     #: Records each second.
     rate: float = 1000
-    #: How long canaries are alone before.
+    #: How long only canaries run before the fuzz.
     control_seconds: float = 10
     tell: Callable[[str], None] = print
 
@@ -133,7 +133,7 @@ class Figures:
         }
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ class Canaries:
                         self._figures.seen.setdefault(name, now_ms())
 
     def _doze(self) -> None:
-        """See how long the machine keeps a thread waiting that wants to run."""
+        """Measure how long the machine keeps a runnable thread waiting."""
         while not self._read_on.is_set():
             before = time.monotonic()
             time.sleep(0.01)
@@ -357,7 +357,7 @@ class Canaries:
 
 
 def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
-    """Do it on a ladder of its own; what the dispatcher says is left in ``run_dir``."""
+    """Run the fuzz on a ladder of its own; the log of the dispatcher stays in ``run_dir``."""
     figures, started = Figures(), time.monotonic()
     settings = {"ladder": f"fuzz-{uuid4().hex[:8]}", "partitions": PARTITIONS}
     given = {"bootstrap": bootstrap, "settings": settings}
@@ -431,7 +431,7 @@ def _write(work: Fuzz, bootstrap: str, mutator: Mutator, figures: Figures, dispa
 
 
 def _look(client: KafkaBroker, figures: Figures) -> bool:
-    """Whether nothing is left but messages that are not due yet; committed offsets and their notes tell."""
+    """Whether only messages that are not due yet are left, by committed offsets and their notes."""
     topology, clients = client.topology, client._clients
     topics = [topology.inbox, topology.control, *(topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms)]
     places = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
@@ -460,7 +460,7 @@ def _look(client: KafkaBroker, figures: Figures) -> bool:
 
 
 def _judge(bootstrap: str, client: KafkaBroker, channels: Sequence[str], figures: Figures) -> None:
-    """Find every plain record again: in a channel, among the dead, or where it waits."""
+    """Find every plain record again: in a channel, in the dead-letter topic, or in a rung."""
     found = set(figures.waiting_ids)
     for record in read_to_end(bootstrap, channels):
         figures.delivered += 1

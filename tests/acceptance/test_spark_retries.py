@@ -122,7 +122,7 @@ def source(port: int) -> Iterator[None]:
         server.shutdown()
 
 
-# -- what may recover ----------------------------------------------------------------------------------------------
+# -- transient failures --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_job_whose_failure_may_pass_is_submitted_again_and_succeeds(
     assert job.run.task("job")["try_number"] == 1
 
 
-# -- what will not -------------------------------------------------------------------------------------------------
+# -- permanent failures --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

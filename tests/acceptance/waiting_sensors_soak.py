@@ -1,9 +1,9 @@
-"""Sensors wait for messages that never come, and do no harm: `python -m tests.acceptance.waiting_sensors_soak`.
+"""Sensors wait for messages that never arrive, and do no harm: `python -m tests.acceptance.waiting_sensors_soak`.
 
 Sensors whose filters match nothing wait on a quorum queue with default settings of RabbitMQ 4, in a process that is
 killed (-9) or shut down and started again. Meanwhile another program consumes a few messages now and then and puts new
-ones in. At the end each message must be there or with that program, and be counted as delivered no more often than the
-process was started.
+ones in. At the end each message must be in the queue or with that program, and its delivery count must not exceed the
+starts of the process.
 """
 
 from __future__ import annotations

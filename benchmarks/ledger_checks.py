@@ -1,4 +1,4 @@
-"""Looks into a ledger, after the clock has stopped, whether everything is where it should be."""
+"""Checks of a ledger after a measurement: all messages are in the expected state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
 from airflow_delay_provider.domain.lifecycle import State
-from benchmarks.measuring import expect
+from benchmarks.measurement import expect
 
 
 def expect_ledger(url: str, *, scheduled: int, dispatched: int, in_channels: int, events: int) -> None:
