@@ -3,7 +3,8 @@
 A clock that merely runs faster would distort the result: 100 ms of the dispatcher would count as a minute, and messages
 would be late for their next rung and skip it. So time stands still here while there is work, and jumps to the end of
 the hold time when all messages are in the rung: each message passes exactly the rungs of its delay, at the cost of real
-time. Once the messages are due, time passes normally: their channel may have to be described first. Everything else is production code, with three changes in the process that is measured:
+time. Once the messages are due, time passes normally: their channel may have to be described first. Everything else is
+production code, with three changes in the process that is measured:
 
 - the moment at which a record was put into a rung, which the broker notes in real time, is that of the standing clock
   (the same arithmetic, on another number);

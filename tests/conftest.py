@@ -148,7 +148,7 @@ def emptied_databases(migrated_postgres: str) -> Iterator[EmptiedDatabases]:
 @pytest.fixture
 def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A migrated PostgreSQL database that is as good as new."""
-    # Asked for only now: without a server tests on SQLite run all the same.
+    # Asked for only now: without a server, tests on SQLite still run.
     databases: EmptiedDatabases = request.getfixturevalue("emptied_databases")
     with databases.lend() as url:
         yield url

@@ -173,7 +173,7 @@ def delete_ladder(broker: KafkaBroker) -> None:
 
 @contextmanager
 def dispatching(client: KafkaBroker) -> Iterator[None]:
-    """A dispatcher of this client runs meanwhile, and may not fail."""
+    """Run a dispatcher of this client, which must not fail."""
     stop, failed = threading.Event(), list[Exception]()
 
     def dispatch() -> None:

@@ -29,7 +29,7 @@ class Abilities:
     recall: bool = True
     #: An id that is taken is seen, so that conflict policies hold.
     knows_ids: bool = True
-    #: An unsettled message comes again after ``visibility``, counted as handled.
+    #: An unsettled message is delivered again after ``visibility``, counted as handled.
     visibility: bool = True
     #: Consumers side by side share single messages; otherwise they share partitions of a channel.
     shares_messages: bool = True

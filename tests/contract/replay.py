@@ -1,4 +1,4 @@
-"""Messages that were given up have a way back."""
+"""Dead letters can be replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReplayContract:
     def given_up(
         self, harness: BrokerHarness, channel: str, *reasons: str, origin: Origin | None = None
     ) -> list[Message]:
-        """Messages that a consumer has given up for these reasons."""
+        """Messages that a consumer has dead-lettered for these reasons."""
         messages = [
             harness.message(channel, after=0, headers={"n": str(n)}, origin=origin) for n in range(len(reasons))
         ]

@@ -308,7 +308,7 @@ def test_a_message_is_acknowledged_only_after_the_ledger_has_it_again(harness: F
 def test_while_it_is_acknowledged_no_dispatcher_sends_it(
     harness: ForgetfulHarness, broker: LedgerHeldBroker, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ):
-    """A23: whose acknowledgement fails is put back all the same, once."""
+    """A23: a message whose acknowledgement fails is still requeued once."""
     channel = harness.channel()
     broker.send([harness.message(channel, after=0)])
     [in_hand] = harness.receive(channel, 1)

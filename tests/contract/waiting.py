@@ -11,7 +11,7 @@ from tests.contract.harness import BrokerHarness
 
 
 class SharedConsumerContract:
-    """Messages are seen as they come, within bounds, and all of them are left to those who receive."""
+    """Messages are seen as they arrive, within bounds, and all of them are left to consumers."""
 
     @contextmanager
     def consumer(self, harness: BrokerHarness) -> Iterator[SharedConsumer]:

@@ -30,7 +30,7 @@ def scene() -> Iterator[Scene]:
 
 @contextmanager
 def dispatching(scene: Scene, **settings: int) -> Iterator[KafkaLadderDispatcher]:
-    """A dispatcher with settings of its own runs meanwhile."""
+    """Run a dispatcher with settings of its own."""
     stop, failures = threading.Event(), list[Exception]()
     with scene.open(**settings) as own:
         dispatcher = own.open_ladder_dispatcher()
@@ -39,7 +39,7 @@ def dispatching(scene: Scene, **settings: int) -> Iterator[KafkaLadderDispatcher
             while not stop.is_set():
                 try:
                     dispatcher.run_once()
-                except Exception as error:  # noqa: BLE001 - as the real one, it goes on
+                except Exception as error:  # noqa: BLE001 - it continues like the real one
                     failures.append(error)
                     stop.wait(0.2)
             dispatcher.close()

@@ -87,7 +87,7 @@ class Scene:
 
     @contextmanager
     def dispatching(self) -> Iterator[None]:
-        """A dispatcher runs meanwhile; as the real one, it goes on after an error."""
+        """Run a dispatcher, which continues after an error like the real one."""
         stop = threading.Event()
 
         def dispatch() -> None:
@@ -180,7 +180,7 @@ class Scene:
         return self._offsets(topics, OffsetSpec.earliest())
 
     def _offsets(self, topics: Iterable[str], which: Any) -> dict[tuple[str, int], int]:
-        # Asked for all topics, the library looks where each partition is now.
+        # Asked for all topics, the library looks up the current leader of each partition.
         known = self.admin.list_topics(timeout=60).topics
         question = {TopicPartition(topic, number): which for topic in topics for number in known[topic].partitions}
         answers = self.admin.list_offsets(question, request_timeout=60)

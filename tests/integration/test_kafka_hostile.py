@@ -101,7 +101,7 @@ def require_punctual(scene: Scene, channel: str, others: list[Message]) -> None:
 
 
 def require_harmless(scene: Scene, record: Written) -> list[Record]:
-    """Write it, see that others are not held up by it, and return its dead letters."""
+    """Write records, check that they do not delay others, and return their dead letters."""
     channel = scene.channel()
     places = write(scene, record)
     scene.broker.schedule(others := others_of(scene, channel))

@@ -265,7 +265,7 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     arrivals = quorum.collect(channel, 2)
     assert [arrival.message.id for arrival in arrivals] == [message.id, message.id]
-    # Once handed out again because it was not acknowledged, once as it was put back.
+    # Once redelivered because it was not acknowledged, once because it was requeued.
     assert sorted(arrival.message.handled_count for arrival in arrivals) == [0, 1]
     assert quorum.broker.receive(channel) == []
 
@@ -273,7 +273,7 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
 def test_peeking_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
     quorum: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    """C11: fewer messages are there than the queue has just said."""
+    """C11: the queue has fewer messages than it has just reported."""
     channel = quorum.queue()
     message = quorum.message(channel, after=0)
     quorum.broker.send([message])

@@ -1,4 +1,4 @@
-"""ScheduleMessageOperator over RabbitMQ, which knows no ids: a task's next try goes on where the last one ended."""
+"""ScheduleMessageOperator over RabbitMQ, which knows no ids: the next try continues where the last one ended."""
 
 from __future__ import annotations
 

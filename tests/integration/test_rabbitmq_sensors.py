@@ -175,7 +175,7 @@ async def test_each_of_two_sensors_takes_its_own_message_and_the_others_stay(
     async with waiting(trigger(queue, is_red), trigger(queue, is_blue), trigger(queue, never)) as (red, blue, _):
         assert (await asyncio.wait_for(red, 20))["message_id"] == ids[1]
         assert (await asyncio.wait_for(blue, 20))["message_id"] == ids[3]
-        # The workers come one after the other; what they did not come for is held meanwhile.
+        # The workers consume one after the other; the other messages are held meanwhile.
         assert (await taken_by_worker(queue, is_blue, ids[3]))["payload"] is not None
         assert (await taken_by_worker(queue, is_red, ids[1]))["id"] == ids[1]
     left = client.get_all(queue, 2)

@@ -14,7 +14,7 @@ from tools.servers import process
 
 
 class CannotFillError(Exception):
-    """A folder of the cache could not be filled; the message is what the program said first."""
+    """A folder of the cache could not be filled; the message is the first output of the program."""
 
 
 def cache() -> Path:

@@ -238,7 +238,7 @@ def test_a_job_that_wants_resources_stops_at_its_own_budget(task: Task) -> None:
 def test_a_job_whose_attempts_are_used_up_fails_even_if_the_broker_is_unreachable(
     task: Task, broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The dead letter cannot be sent, and the task fails all the same."""
+    """The dead letter cannot be sent, and the task still fails."""
     task.program.plan(REFUSED)
     task.options["spark_retries"] = SparkRetries(max_attempts=1)
     broker.check()

@@ -173,7 +173,7 @@ def test_a_command_that_cannot_be_started_leaves_the_message(one: CommandLine, m
 
 
 def test_a_closed_pipe_leaves_the_message(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither taken nor given up: it is handed out again."""
+    """Neither acknowledged nor dead-lettered: it is delivered again."""
     with (tmp_path / "closed").open("w") as closed, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", _Pipe(closed))
         result = one("consume", "orders", "--visibility", "0")

@@ -198,7 +198,7 @@ def test_a_job_that_no_executor_accepts_is_stopped_by_the_watchdog(make_hook: Ma
 
 
 def test_a_task_whose_supervisor_was_killed_ends_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow runs such a task again, while the old one would go on."""
+    """Airflow runs such a task again, while the old one would continue."""
     mark = uuid4().hex
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_TEST", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     binary = program(tmp_path, mark, f"tail -f /dev/null {mark}")

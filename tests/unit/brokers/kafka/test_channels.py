@@ -90,7 +90,7 @@ def test_a_channel_that_takes_only_what_is_made_in_no_time_takes_nothing(
 
 
 def test_no_more_is_tried_than_gets_its_answer_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others wait for their turn; a question whose message has left meanwhile would hold up those behind it."""
+    """Others wait for their turn; a trial whose message has left meanwhile would delay those behind it."""
     monkeypatch.setattr(module, "MOST_ASKED", 3)
     broker = Broker()
     known = channels_of(broker)

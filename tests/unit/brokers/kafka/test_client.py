@@ -101,7 +101,7 @@ def test_a_topic_that_may_not_be_created_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_client_that_has_reached_no_node_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D12: the library may have forgotten all nodes, and then goes on so for ever."""
+    """D12: the library may have forgotten all nodes, and then never finds them again."""
     monkeypatch.setattr("airflow_delay_provider.brokers.kafka.client.ASK_SECONDS", 0.0)
     asked = Asked(KafkaError._TRANSPORT)
     clients = link_to(asked, monkeypatch)

@@ -264,7 +264,7 @@ def test_a_flood_of_large_records_in_one_partition_takes_no_turn_from_another(be
 def test_a_partition_with_full_memory_waits_for_its_next_due_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D6: it takes in no more, and does not run in circles meanwhile."""
+    """D6: it takes in no more, and does not spin meanwhile."""
     monkeypatch.setattr(partition, "MAX_DUE_SOON", 2)
     for number, delay_ms in enumerate((1_000, 900, 800, HOUR_MS)):
         bench.schedule(f"m{number}", delay_ms)

@@ -86,7 +86,7 @@ def test_a_message_that_is_moved_before_it_is_read_is_recorded_as_a_whole(bench:
 
 @pytest.mark.parametrize("change", [Change.CANCELLED, Change.RESCHEDULED, Change.EXPEDITED])
 def test_a_message_that_has_moved_on_is_not_where_it_was(bench: Bench, change: Change) -> None:
-    """B22: refused, so that the caller looks again."""
+    """B22: refused, so that the caller searches again."""
     position = resting(bench)
     bench.pass_to(HOUR_MS - 60_000)
     bench.command("m1", position, change)

@@ -92,7 +92,7 @@ class Member:
 def test_acknowledging_a_message_that_was_reassigned_is_no_error_of_the_next_receive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B32: it comes again, here to the same consumer."""
+    """B32: it is delivered again, here to the same consumer."""
     clients, member = KafkaClients(KafkaConfig.from_settings({}, host="localhost")), Member()
     monkeypatch.setattr(clients, "make_consumer", lambda _settings: member)
     facts = receive.admin.ChannelSettings(partitions=1)

@@ -167,7 +167,7 @@ def test_nothing_in_which_a_message_waits_forgets_it() -> None:
 
 
 def test_records_of_rungs_are_in_the_order_of_the_brokers_clock() -> None:
-    """E6: only the head of a rung is looked at."""
+    """E6: only the head of a rung is read."""
     assert {settings["message.timestamp.type"] for name, settings in settings_of(PLAIN).items() if "rung" in name} == {
         "LogAppendTime"
     }

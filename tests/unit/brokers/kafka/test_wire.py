@@ -51,7 +51,7 @@ messages = st.builds(
     handled_count=st.integers(0, 10**6),
     origin=st.none() | st.builds(Origin, dag_id=texts, run_id=texts, task_id=texts, map_index=st.integers(-1, 10**6)),
 )
-#: What others may write: anything at all, and what looks like ours.
+#: Values that other producers may write: arbitrary ones, and ones that resemble ours.
 values = (
     st.binary(max_size=30)
     | texts.map(str.encode)

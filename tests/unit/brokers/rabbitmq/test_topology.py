@@ -226,7 +226,7 @@ def test_a_message_whose_queue_was_deleted_is_parked_once_and_the_journal_hears_
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("channel", ["orders", "events:order.created"])
 def test_a_rung_never_publishes_to_a_destination_itself(name: str, channel: str) -> None:
-    """What a destination refuses would hold up the rung, and with it every other channel."""
+    """Messages that a destination refuses would block the rung, and with it every other channel."""
     topology, broker = TOPOLOGIES[name], BROKERS[name]
     _, key = topology.route(channel, 1)
     [last] = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()} - {
