@@ -250,7 +250,7 @@ def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch
 
     def fail(self: Any, topic: str, value: bytes | None, *arguments: Any, **options: Any) -> None:
         if value is not None and b"unforeseen" in value and not topic.endswith((".dead", ".journal")):
-            raise RuntimeError("an unexpected error")
+            raise RuntimeError("an error made by this test")
         produce(self, topic, value, *arguments, **options)
 
     monkeypatch.setattr(KafkaTransaction, "_produce", fail)
@@ -263,7 +263,7 @@ def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch
             assert ids_of(scene.arrived(channel, 200, seconds=60)) == ids_of(others)
             dead = scene.dead(each.id for each in bad)
         for each in bad:
-            assert "an unexpected error" in headers_of(dead[each.id])["delay-reason"]
+            assert "an error made by this test" in headers_of(dead[each.id])["delay-reason"]
             assert dead[each.id].value() == b"unforeseen"
             assert [entry.change for entry in scene.history(each.id, least=2)][-1] is Change.DEAD_LETTERED
 
