@@ -37,7 +37,7 @@ def records(broker: EmbeddedBroker) -> Callable[[str], list[MessageRecord]]:
 
 @pytest.fixture
 def content(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
-    """Return what lies in a channel."""
+    """Return the messages in a channel."""
     return lambda channel: broker.peek(channel, limit=MANY)
 
 

@@ -55,7 +55,7 @@ def test_a_ticket_scheduled_again_changes_nothing(
     assert kept.deliver_at - ticket.deliver_at < timedelta(milliseconds=1)
 
 
-def test_a_ticket_that_cannot_be_stored_is_not_said_to_be(
+def test_a_ticket_that_cannot_be_stored_raises_an_error(
     tickets: RetryTickets, broker: EmbeddedBroker, ticket: Ticket
 ) -> None:
     with unreachable(file_of(broker)), pytest.raises(LedgerError):

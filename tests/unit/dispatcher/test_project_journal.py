@@ -46,7 +46,7 @@ def there(tmp_path: Path, clock: SettableClock) -> Iterator[EmbeddedBroker]:
 
 
 def dispatch(broker: EmbeddedBroker) -> None:
-    """Let what is due there be dispatched."""
+    """Dispatch due messages there."""
     loop = DispatchEmbedded(Context(ledger=broker.ledger, clock=broker.clock, config=DispatcherConfig()))
     while loop.run_once() == 0.0:
         pass
@@ -64,7 +64,7 @@ def states(ledger: Ledger) -> dict[State, int]:
 
 
 def lives(ledger: Ledger) -> dict[str, object]:
-    """What is known of each message, its history included."""
+    """The record of each message, its history included."""
     with ledger.read() as connection:
         return {
             record.message.id: (
@@ -191,7 +191,7 @@ def test_a_ledger_that_failed_is_read_on_from_the_same_place(
     assert lives(context.ledger) == lives(there.ledger)
 
 
-def test_a_dispatcher_follows_the_connections_it_is_told_to_and_one_that_is_down_holds_up_nothing(
+def test_a_dispatcher_follows_the_given_connections_and_one_that_is_down_blocks_no_other(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     """A44, B36"""
