@@ -39,7 +39,6 @@ def schedule(args: Namespace) -> None:
             **message_options(args),
         )
         (receipt,) = hook.schedule([message], on_conflict=args.on_conflict)
-    count_confirmed([(message, receipt)])
     _print_receipt(args, message, receipt)
 
 
