@@ -77,7 +77,6 @@ def _schedule_file(args: Namespace) -> None:
             Path(args.file),
             defaults=defaults,
             on_conflict=parse_choice("on_conflict", OnConflict, args.on_conflict),
-            confirmed=count_confirmed,
         )
     document = {
         "file": args.file,
