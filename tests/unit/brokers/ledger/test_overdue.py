@@ -59,7 +59,7 @@ def test_a_message_that_is_being_sent_is_not_dispatched_yet(ledger: Ledger) -> N
 
 
 def test_the_cost_does_not_grow_with_the_messages(sqlite_url: str) -> None:
-    """D8: only the counts are scanned; messages are found in an index, which has all columns that are read."""
+    """Only the counts are scanned; messages are found in an index, which has all columns that are read."""
     ledger = Ledger(sqlite_url)
     with ledger.read() as connection:
         query = overdue.first_due_by_destination().compile(connection, compile_kwargs={"literal_binds": True})
