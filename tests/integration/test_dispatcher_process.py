@@ -29,7 +29,15 @@ from tests.heartbeats import dispatchers_of, let_pass
 from tools.servers import component
 
 PATIENCE_SECONDS = 120.0
-LOOPS = {"dispatch_embedded", "rescue_stale", "prune", "serve_destinations", "heartbeat"}
+LOOPS = {
+    "dispatch_embedded",
+    "rescue_stale",
+    "prune",
+    "serve_destinations",
+    "fold_statistics",
+    "check_brokers",
+    "heartbeat",
+}
 PROGRAM = ("-m", "airflow_delay_provider.dispatcher")
 #: The same, but a loop that has not finished a run for a second is not well.
 IMPATIENT = (
