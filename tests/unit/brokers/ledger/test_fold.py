@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select
 
-from airflow_delay_provider.brokers.ledger import fold, projection, scheduling
+from airflow_delay_provider.brokers.ledger import fold, journal, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, MINUTE, start_of
 from airflow_delay_provider.brokers.ledger.tables import due_count, event, scheduled_message, statistic
