@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse
 from airflow_delay_provider.api.auth import CurrentUser, require_reader, require_task_access
 from airflow_delay_provider.api.message_page import dispatcher_warning, message_fields
 from airflow_delay_provider.api.render import PageRoute, render
+from airflow_delay_provider.api.static import mount_static
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.heartbeats import read_dispatchers
@@ -44,6 +45,7 @@ def create_app() -> FastAPI:
     )
     app.state.ledgers = OpenLedgers()
     app.include_router(router)
+    mount_static(app)
     return app
 
 

@@ -1,0 +1,1 @@
+(function(e,t){function n({dagId:n,runId:r,taskId:i,mapIndex:a}){return(0,t.jsxs)(t.Fragment,{children:[(0,t.jsx)(e.Heading,{children:`Delayed messages`}),(0,t.jsx)(e.Text,{children:JSON.stringify({dagId:n,runId:r,taskId:i,mapIndex:a})})]})}Reflect.set(globalThis,`Delayed messages`,n)})(ChakraUI,ReactJSXRuntime);
