@@ -7,7 +7,6 @@ from typing import Any
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-
 #: The bundle stores its component under this name, where Airflow looks for it.
 APP_NAME = "Delayed messages"
 

@@ -300,8 +300,10 @@ export interface components {
             changed: number;
             /** Refused */
             refused: components["schemas"]["Refusal"][];
-            /** Has More */
-            has_more: boolean;
+            /** Next */
+            next: string | null;
+            /** Deliver At */
+            deliver_at: string | null;
         };
         /**
          * BrokerStatus
@@ -748,12 +750,16 @@ export interface components {
             map_index?: number | null;
             /** Due From */
             due_from?: string | null;
-            /** Due To */
+            /**
+             * Due To
+             * @description Exclusive.
+             */
             due_to?: string | null;
-            /** Search */
+            /**
+             * Search
+             * @description Part of the id.
+             */
             search?: string | null;
-            /** Reason */
-            reason?: string | null;
         };
         /**
          * MessagePage
@@ -870,6 +876,25 @@ export interface components {
             is_truncated: boolean;
         };
         /**
+         * Problem
+         * @description An error, as RFC 9457 defines it.
+         */
+        Problem: {
+            /**
+             * Type
+             * @default about:blank
+             */
+            type: string;
+            /** Title */
+            title: string;
+            /** Status */
+            status: number;
+            /** Detail */
+            detail: string;
+            /** Field */
+            field?: string | null;
+        };
+        /**
          * Refusal
          * @description A message that was not changed.
          */
@@ -889,7 +914,10 @@ export interface components {
             /** Ids */
             ids?: string[] | null;
             filter?: components["schemas"]["MessageFilter"] | null;
-            /** Conn Id */
+            /**
+             * Conn Id
+             * @description The ledger of this connection; by default the configured one.
+             */
             conn_id?: string | null;
             /**
              * Dry Run
@@ -897,11 +925,16 @@ export interface components {
              * @default false
              */
             dry_run: boolean;
+            /**
+             * Page
+             * @description With a filter: continue with ``next`` of the last answer.
+             */
+            page?: string | null;
             /** Deliver At */
             deliver_at?: string | null;
             /**
              * Deliver After
-             * @description Seconds from now.
+             * @description Seconds from now; not together with ``page``.
              */
             deliver_after?: number | null;
             /**
@@ -968,7 +1001,10 @@ export interface components {
             /** Ids */
             ids?: string[] | null;
             filter?: components["schemas"]["MessageFilter"] | null;
-            /** Conn Id */
+            /**
+             * Conn Id
+             * @description The ledger of this connection; by default the configured one.
+             */
             conn_id?: string | null;
             /**
              * Dry Run
@@ -976,6 +1012,11 @@ export interface components {
              * @default false
              */
             dry_run: boolean;
+            /**
+             * Page
+             * @description With a filter: continue with ``next`` of the last answer.
+             */
+            page?: string | null;
         };
         /**
          * Series
@@ -1133,6 +1174,15 @@ export interface operations {
                     "application/json": components["schemas"]["Me"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1176,6 +1226,15 @@ export interface operations {
                     "application/json": components["schemas"]["MessagePage"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1207,6 +1266,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["MessageDetail"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
@@ -1242,6 +1310,15 @@ export interface operations {
                     "application/json": components["schemas"]["History"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1273,6 +1350,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Counts"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
@@ -1308,6 +1394,15 @@ export interface operations {
                     "application/json": components["schemas"]["Channels"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1339,6 +1434,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ActionResult"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
@@ -1374,6 +1478,15 @@ export interface operations {
                     "application/json": components["schemas"]["ActionResult"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1407,6 +1520,15 @@ export interface operations {
                     "application/json": components["schemas"]["ActionResult"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1438,6 +1560,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ActionResult"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
@@ -1483,6 +1614,15 @@ export interface operations {
                     "application/json": components["schemas"]["DeadLetterPage"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1520,6 +1660,15 @@ export interface operations {
                     "application/json": components["schemas"]["RetryPage"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1554,6 +1703,15 @@ export interface operations {
                     "application/json": components["schemas"]["SparkAttempts"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1583,6 +1741,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Health"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
@@ -1618,6 +1785,15 @@ export interface operations {
                     "application/json": components["schemas"]["Series"];
                 };
             };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Validation Error */
             422: {
                 headers: {
@@ -1649,6 +1825,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Upcoming"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Validation Error */
