@@ -119,5 +119,11 @@ _OPTIONS = {
     "spark_submission_burst": _option(
         "integer", "Maximum number of retried Spark jobs that are submitted at once after a quiet time.", default="5"
     ),
+    "show_payloads": _option(
+        "boolean", "Whether the UI and the HTTP API show payloads, with secrets masked.", default="True"
+    ),
+    "shown_payload_bytes": _option(
+        "integer", "How many bytes of a payload the UI and the HTTP API show.", default="65536"
+    ),
     "retention_days": _option("float", "Days for which the ledger keeps finished messages.", default="30"),
 }

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
+#: The route of the pages in Airflow's UI.
+UI_ROUTE = "delayed-messages"
+
+
 class DelayedMessageLink(BaseOperatorLink):
     """Opens the page of the first message that the task scheduled."""
 
@@ -33,9 +37,9 @@ class DelayedMessageLink(BaseOperatorLink):
 
 
 def message_url(message_id: str, conn_id: str = DEFAULT_CONN_ID) -> str:
-    """Return the URL of a message's page under ``[api] base_url``."""
+    """Return the URL of a message's page in Airflow's UI."""
     from airflow.sdk.configuration import conf
 
     base: str = conf.get("api", "base_url", fallback="") or ""
-    url = f"{base.rstrip('/')}/delay/messages/{quote(message_id, safe='')}"
+    url = f"{base.rstrip('/')}/plugin/{UI_ROUTE}/messages/{quote(message_id, safe='')}"
     return url if conn_id == DEFAULT_CONN_ID else f"{url}?conn_id={quote(conn_id, safe='')}"

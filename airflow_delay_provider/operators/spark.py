@@ -24,6 +24,7 @@ from airflow_delay_provider.spark.retries import (
     History,
     Phase,
     SparkRetries,
+    as_stored,
     attempt_table,
     decide,
 )
@@ -286,7 +287,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
     def _store(self, context: Context, history: History) -> None:
         store = context.get("task_state_store")
         if store is not None:
-            store.set(HISTORY_KEY, history.as_json())
+            store.set(HISTORY_KEY, as_stored(history, self.spark_retries))
 
     def _log_ticket(self, context: Context, history: History, ticket: Ticket) -> None:
         self._log_attempts(history)

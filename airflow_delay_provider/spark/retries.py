@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -60,6 +60,8 @@ class History:
     attempts: tuple[Attempt, ...] = ()
     #: When the last ticket is due.
     next_at: datetime | None = None
+    #: Failures used and allowed, by kind, when it was stored.
+    budget: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     @property
     def last(self) -> Attempt:
@@ -114,6 +116,7 @@ class History:
             began_at=datetime.fromisoformat(stored["began_at"]),
             phase=Phase(stored["phase"]),
             next_at=_moment(stored["next_at"]),
+            budget={kind: (used, limit) for kind, (used, limit) in stored.get("budget", {}).items()},
             attempts=tuple(
                 Attempt(
                     number=each["number"],
@@ -171,6 +174,19 @@ class SparkRetries:
                 f"unknown_as: {self.unknown_as!r} does not decide; use transient, infrastructure, resource or permanent"
             )
         object.__setattr__(self, "unknown_as", Verdict(self.unknown_as))
+
+
+def as_stored(history: History, retries: SparkRetries) -> dict[str, Any]:
+    """Return the history for Airflow's task state store, with the budget that it uses up."""
+    failures = _count(history, retries)
+    own = sum(n for kind, n in failures.items() if kind is not Verdict.INFRASTRUCTURE)
+    # The first submission is an attempt too, so one failure fewer than attempts may follow it.
+    budget = {
+        "attempts": (own, retries.max_attempts - 1),
+        "resource": (failures[Verdict.RESOURCE], retries.max_resource_failures),
+        "infrastructure": (failures[Verdict.INFRASTRUCTURE], retries.max_infrastructure_failures),
+    }
+    return history.as_json() | {"budget": {kind: list(each) for kind, each in budget.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,7 +34,7 @@ ALLOWED = {
     "sensors": "domain brokers hooks triggers links metrics spark",
     "spark/group.py": "domain hooks operators sensors spark",
     "decorators": "operators",
-    "api": "domain brokers hooks",
+    "api": "domain brokers hooks spark",
     "plugins": "api",
     "cli": "domain brokers dispatcher hooks metrics spark",
     "testing": "domain brokers",

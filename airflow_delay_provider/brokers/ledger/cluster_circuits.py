@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, select, true, update
 
 from airflow_delay_provider.brokers.ledger.dialect import upsert_into
 from airflow_delay_provider.brokers.ledger.tables import cluster_circuit
@@ -27,14 +27,24 @@ class Outage:
 
 def find_outage(connection: Connection, cluster: str) -> Outage | None:
     """Return the outage of a cluster that is known to be down."""
-    row = connection.execute(select(cluster_circuit).where(_CIRCUIT.cluster == cluster)).one_or_none()
-    if row is None or row.down_since_ms is None:
-        return None
-    return Outage(
-        since=from_ms(row.down_since_ms),
-        failed_checks=row.failed_checks,
-        next_check_at=from_ms(row.next_check_at_ms),
-    )
+    return _read(connection, _CIRCUIT.cluster == cluster).get(cluster)
+
+
+def find_outages(connection: Connection) -> dict[str, Outage]:
+    """Return the outages of all clusters that are known to be down."""
+    return _read(connection, true())
+
+
+def _read(connection: Connection, condition: ColumnElement[bool]) -> dict[str, Outage]:
+    rows = connection.execute(select(cluster_circuit).where(condition, _CIRCUIT.down_since_ms.is_not(None)))
+    return {
+        row.cluster: Outage(
+            since=from_ms(row.down_since_ms),
+            failed_checks=row.failed_checks,
+            next_check_at=from_ms(row.next_check_at_ms),
+        )
+        for row in rows
+    }
 
 
 def open_circuit(

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, delete, select, update
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms, upsert_into
 from airflow_delay_provider.brokers.ledger.records import AnyRow
 from airflow_delay_provider.brokers.ledger.tables import dispatcher
-from airflow_delay_provider.domain.clock import ONE_MS, from_ms
+from airflow_delay_provider.domain.clock import ONE_MS, Clock, from_ms
 
 #: Between two heartbeats.
 INTERVAL = timedelta(seconds=5)
@@ -115,6 +115,8 @@ class DispatcherRecord:
     #: Kafka connections whose messages it delivers.
     kafka_connections: tuple[str, ...]
     loops: tuple[LoopReport, ...]
+    #: Its clock minus the database's clock; None if it was not measured.
+    clock_skew: timedelta | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -153,15 +155,27 @@ class Heartbeat:
     kafka_connections: Sequence[str] = ()
     #: By name: well, milliseconds since the last success, failures in a row, error.
     loops: Mapping[str, Mapping[str, Any]]
+    #: Its clock minus the database's clock.
+    clock_skew: timedelta | None = None
+
+
+def measure_clock_skew(connection: Connection, clock: Clock) -> timedelta:
+    """Return how far a clock is ahead of the database's clock, at most half of the time of one statement off."""
+    before = clock.now()
+    database_ms: int = connection.execute(select(database_now_ms(connection))).scalar_one()
+    after = clock.now()
+    return before + (after - before) / 2 - from_ms(database_ms)
 
 
 def beat(connection: Connection, heartbeat: Heartbeat) -> None:
     """Write that a dispatcher runs: one statement."""
     now_ms = database_now_ms(connection)
+    skew = heartbeat.clock_skew
     changing = {
         "seen_at_ms": now_ms,
         "stopped_at_ms": None,
         "loops": {name: dict(report) for name, report in heartbeat.loops.items()},
+        "clock_skew_ms": None if skew is None else round(skew / ONE_MS),
     }
     statement = upsert_into(connection.dialect.name, dispatcher).values(
         owner=heartbeat.owner,
@@ -208,6 +222,7 @@ def _record_of(row: AnyRow) -> DispatcherRecord:
         index_connections=tuple(row.index_connections),
         kafka_connections=tuple(row.kafka_connections),
         loops=tuple(_loop_of(name, report, row.seen_at_ms) for name, report in row.loops.items()),
+        clock_skew=None if row.clock_skew_ms is None else timedelta(milliseconds=row.clock_skew_ms),
     )
 
 

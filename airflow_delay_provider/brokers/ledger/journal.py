@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, func, insert, literal, select, tuple_
+from sqlalchemy.sql import ColumnElement
 
 from airflow_delay_provider.brokers.ledger.dialect import (
     is_one_of,
@@ -52,17 +53,19 @@ def end(connection: Connection) -> str:
 
 def read(connection: Connection, *, after: str, limit: int) -> list[JournalEntry]:
     """Return the entries after ``after`` whose transactions, and all earlier ones, have ended."""
-    xid, seq = (0, 0) if after == FROM_THE_START else (int(part) for part in after.split(":"))
     query = (
         select(event)
-        .where(
-            tuple_(event.c.xid, event.c.seq) > tuple_(literal(xid), literal(seq)),
-            event.c.xid < oldest_running_transaction(connection),
-        )
+        .where(is_after(after), event.c.xid < oldest_running_transaction(connection))
         .order_by(event.c.xid, event.c.seq)
         .limit(limit)
     )
     return [_entry_of(row) for row in connection.execute(query)]
+
+
+def is_after(position: str) -> ColumnElement[bool]:
+    """Match the entries after a position."""
+    xid, seq = (0, 0) if position == FROM_THE_START else (int(part) for part in position.split(":"))
+    return tuple_(event.c.xid, event.c.seq) > tuple_(literal(xid), literal(seq))
 
 
 def history(connection: Connection, message_seq: int) -> list[JournalEntry]:
@@ -96,6 +99,19 @@ def final_entries(connection: Connection, message_ids: Sequence[str]) -> Mapping
             ends.pop(row.message_id, None)
         (dead.add if row.change == Change.DEAD_LETTERED else dead.discard)(row.message_id)
     return ends
+
+
+def last_ends(connection: Connection, message_ids: Sequence[str]) -> Mapping[str, JournalEntry]:
+    """Return the last final entry of each of these messages."""
+    if not message_ids:
+        return {}
+    query = (
+        select(event)
+        .join_from(scheduled_message, event, event.c.message_seq == scheduled_message.c.seq)
+        .where(is_one_of(connection, scheduled_message.c.id, message_ids), event.c.change.in_(sorted(FINAL_CHANGES)))
+        .order_by(event.c.seq)
+    )
+    return {row.message_id: _entry_of(row) for row in connection.execute(query)}
 
 
 def count_moves(rows: Iterable[AnyRow | StoredRow], *, before: State | None, after: State | None) -> Deltas:

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, literal, select, tuple_, union_all
@@ -22,6 +23,12 @@ from airflow_delay_provider.domain.lifecycle import JournalEntry, State
 _MESSAGE = scheduled_message.c
 MAX_PAGE_SIZE = 1000
 _MAX_NUMBER = 2**63 - 1
+#: The columns of a :class:`MessageRecord` without its payload.
+SUMMARY_COLUMNS = [
+    literal(b"").label("payload") if column.name == "payload" else column
+    for column in scheduled_message.columns
+    if column.name not in ("claimed_by", "claimed_until_ms")
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,14 @@ def get(connection: Connection, message_id: str, *, destination: str | None = No
     if destination not in (None, record.destination):
         raise UnknownMessageError(message_id)
     return record
+
+
+def get_many(connection: Connection, message_ids: Sequence[str]) -> dict[str, MessageRecord]:
+    """Return messages without payloads, by id; unknown ids are left out."""
+    if not message_ids:
+        return {}
+    rows = connection.execute(select(*SUMMARY_COLUMNS).where(is_one_of(connection, _MESSAGE.id, message_ids)))
+    return {row.id: record_of(row) for row in rows}
 
 
 def get_history(connection: Connection, message_id: str) -> list[JournalEntry]:
@@ -82,7 +97,7 @@ def page(
     """
     if not 1 <= size <= MAX_PAGE_SIZE:
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
-    cursor = _Cursor.parse(token)
+    cursor = Cursor.parse(token)
     of_tasks = [_MESSAGE[name] == value for name, value in (origin or {}).items()]
     backwards = cursor is not None and cursor.backwards
     stretches = [
@@ -101,8 +116,8 @@ def page(
     has_next, has_prev = (cursor is not None, more) if backwards else (more, cursor is not None)
     return Page(
         records=[record_of(row) for row in rows],
-        next=_Cursor.at(rows[-1], backwards=False) if rows and has_next else None,
-        prev=_Cursor.at(rows[0], backwards=True) if rows and has_prev else None,
+        next=_token(rows[-1], backwards=False) if rows and has_next else None,
+        prev=_token(rows[0], backwards=True) if rows and has_prev else None,
     )
 
 
@@ -119,8 +134,13 @@ def count_by_state(
     return {state: found.get(state, 0) for state in State}
 
 
-def count_by_channel(connection: Connection, *, destination: str | None = None) -> dict[str, dict[State, int]]:
-    """Return the number of messages in each state of each channel, for one connection or for all."""
+def count_by_channel(
+    connection: Connection, *, destination: str | None = None, after: str | None = None, limit: int | None = None
+) -> dict[str, dict[State, int]]:
+    """Return the number of messages in each state of each channel, for one connection or for all.
+
+    :param after: only channels behind this one in alphabetical order, at most ``limit`` of them.
+    """
     query = (
         select(message_count.c.channel, message_count.c.state, func.sum(message_count.c.n))
         .group_by(message_count.c.channel, message_count.c.state)
@@ -128,10 +148,14 @@ def count_by_channel(connection: Connection, *, destination: str | None = None) 
     )
     if destination is not None:
         query = query.where(message_count.c.destination == destination)
+    if after is not None:
+        query = query.where(message_count.c.channel > after)
+    if limit is not None:
+        query = query.limit(limit * len(State))
     found: dict[str, dict[State, int]] = {}
     for channel, state, n in connection.execute(query):
         found.setdefault(channel, dict.fromkeys(State, 0))[State(state)] = int(n)
-    return found
+    return dict(islice(found.items(), limit))
 
 
 def waiting_destinations(connection: Connection) -> list[str]:
@@ -168,13 +192,8 @@ def _limits(channel: str | None, destination: str | None) -> list[list[ColumnEle
     return [[*of_channel, _MESSAGE.destination == destination, _MESSAGE.held_by_broker == held] for held in (0, 1)]
 
 
-def _stretch(state: State, limits: Sequence[ColumnElement[bool]], *, cursor: _Cursor | None, size: int) -> Select[Any]:
-    columns = [
-        literal(b"").label("payload") if column.name == "payload" else column
-        for column in scheduled_message.columns
-        if column.name not in ("claimed_by", "claimed_until_ms")
-    ]
-    query = select(*columns).where(_MESSAGE.state == state.value, *limits)
+def _stretch(state: State, limits: Sequence[ColumnElement[bool]], *, cursor: Cursor | None, size: int) -> Select[Any]:
+    query = select(*SUMMARY_COLUMNS).where(_MESSAGE.state == state.value, *limits)
     order = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
     if cursor is None:
         return query.order_by(*order).limit(size)
@@ -182,6 +201,10 @@ def _stretch(state: State, limits: Sequence[ColumnElement[bool]], *, cursor: _Cu
     if cursor.backwards:
         return query.where(tuple_(*order) < position).order_by(*(c.desc() for c in order)).limit(size)
     return query.where(tuple_(*order) > position).order_by(*order).limit(size)
+
+
+def _token(row: AnyRow, *, backwards: bool) -> str:
+    return Cursor(backwards=backwards, deliver_at_ms=row.deliver_at_ms, seq=row.seq).token
 
 
 def _find(connection: Connection, query: Select[*tuple[Any, ...]], message_id: str) -> AnyRow:
@@ -192,13 +215,16 @@ def _find(connection: Connection, query: Select[*tuple[Any, ...]], message_id: s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cursor:
+class Cursor:
+    """A position between two messages, and the direction in which the page lies."""
+
     backwards: bool
     deliver_at_ms: int
     seq: int
 
     @classmethod
-    def parse(cls, token: str | None) -> _Cursor | None:
+    def parse(cls, token: str | None) -> Cursor | None:
+        """Return the position of a page token."""
         if token is None:
             return None
         try:
@@ -212,7 +238,8 @@ class _Cursor:
                 "page", f"{token!r} is not a page token", "use one that a listing printed"
             ) from None
 
-    @classmethod
-    def at(cls, row: AnyRow, *, backwards: bool) -> str:
-        text = f"{'<' if backwards else '>'}:{row.deliver_at_ms}:{row.seq}"
+    @property
+    def token(self) -> str:
+        """The page token of this position."""
+        text = f"{'<' if self.backwards else '>'}:{self.deliver_at_ms}:{self.seq}"
         return base64.urlsafe_b64encode(text.encode()).decode()

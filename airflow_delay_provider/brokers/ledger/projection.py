@@ -53,7 +53,7 @@ def project(
     which changes nothing if that step was made before. Duplicate journal entries are ignored, and so are entries of
     ledger-held messages.
     """
-    if not _step(connection, destination, after=after, position=position):
+    if not step(connection, destination, after=after, position=position):
         return False
     known_messages, ignored = _load(connection, destination, sorted({entry.message_id for entry in entries}))
     news = [entry for entry in entries if entry.message_id not in ignored and _apply(known_messages, entry)]
@@ -66,16 +66,20 @@ def project(
     return True
 
 
-def _step(connection: Connection, destination: str, *, after: str, position: str) -> bool:
-    step: Upsert | Update
+def step(connection: Connection, destination: str, *, after: str, position: str) -> bool:
+    """Move the position of a connection from ``after`` to ``position``; return False if it is not at ``after``.
+
+    Another process that makes the same step waits for the end of this transaction.
+    """
+    move: Upsert | Update
     if after == FROM_THE_START:
-        step = upsert_into(connection.dialect.name, journal_position).on_conflict_do_nothing(
+        move = upsert_into(connection.dialect.name, journal_position).on_conflict_do_nothing(
             index_elements=["destination"]
         )
     else:
-        step = update(journal_position).where(_POSITION.destination == destination, _POSITION.position == after)
-    step = step.values(destination=destination, position=position)
-    return connection.execute(step.returning(_POSITION.destination)).first() is not None
+        move = update(journal_position).where(_POSITION.destination == destination, _POSITION.position == after)
+    move = move.values(destination=destination, position=position)
+    return connection.execute(move.returning(_POSITION.destination)).first() is not None
 
 
 def _load(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, exists, null, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, null, select, true, update
 
-from airflow_delay_provider.brokers.ledger import journal, replay
+from airflow_delay_provider.brokers.ledger import fold, journal, replay
 from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
@@ -76,10 +76,14 @@ def change_waiting(
     *,
     now_ms: int,
     deliver_at_ms: int | None = None,
+    generation: int | None = None,
+    reason: str | None = None,
 ) -> list[AnyRow]:
     """Cancel, reschedule or expedite scheduled messages, all or none, and return their rows.
 
     A message that a dispatcher is sending at this moment is refused.
+
+    :param generation: refuse messages that have another one, because they were changed meanwhile.
     """
     wanted = list(dict.fromkeys(message_ids))
     if not wanted:
@@ -98,13 +102,14 @@ def change_waiting(
             _MESSAGE.state.in_(sorted(allowed_from(change))),
             _MESSAGE.claimed_until_ms.is_(None),
             _MESSAGE.held_by_broker == 0,
+            true() if generation is None else _MESSAGE.generation == generation,
         )
         .values(values)
         .returning(_MESSAGE.seq, _MESSAGE.id, _MESSAGE.channel, _MESSAGE.destination)
     ).all()
     if len(changed) < len(wanted):
-        _refuse_change(connection, set(wanted) - {row.id for row in changed}, change)
-    journal.append(connection, change, _seqs(changed), at_ms=now_ms)
+        _refuse_change(connection, set(wanted) - {row.id for row in changed}, change, generation)
+    journal.append(connection, change, _seqs(changed), at_ms=now_ms, reason=reason)
     if outcome_of(change) is not State.SCHEDULED:
         journal.add_counts(connection, journal.count_moves(changed, before=State.SCHEDULED, after=outcome_of(change)))
     return list(changed)
@@ -201,7 +206,7 @@ def _refuse_conflicts(
             )
 
 
-def _refuse_change(connection: Connection, message_ids: set[str], change: Change) -> None:
+def _refuse_change(connection: Connection, message_ids: set[str], change: Change, generation: int | None) -> None:
     found = _find(connection, sorted(message_ids))
     for message_id in sorted(message_ids):
         row = found.get(message_id)
@@ -213,6 +218,8 @@ def _refuse_change(connection: Connection, message_ids: set[str], change: Change
                 f"is {_situation(row)} and cannot be {change.value}; schedule messages that you may have to recall with"
                 ' hold="ledger"',
             )
+        if row.state in allowed_from(change) and generation not in (None, row.generation):
+            raise ConflictError(message_id, "was changed by another request meanwhile; load it again, then decide")
         if not (change is Change.CANCELLED and row.state == State.CANCELLED):
             raise LifecycleError(
                 message_id,
@@ -228,6 +235,7 @@ def _find(connection: Connection, message_ids: Sequence[str]) -> dict[str, AnyRo
         _MESSAGE.state,
         _MESSAGE.claimed_until_ms,
         _MESSAGE.held_by_broker,
+        _MESSAGE.generation,
     )
     rows = connection.execute(query.where(is_one_of(connection, _MESSAGE.id, message_ids)))
     return {row.id: row for row in rows}
@@ -250,7 +258,7 @@ def _seqs(rows: Sequence[AnyRow | StoredRow]) -> list[int]:
 def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
     """Delete up to ``limit`` messages that ended before ``before_ms``, with their history, and return how many.
 
-    A message that is still in a channel stays, however old.
+    A message that is still in a channel stays, however old, and so does one whose end is not in the figures yet.
     """
     deleted = 0
     for state in ENDED:
@@ -260,10 +268,11 @@ def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
 
 def _prune_state(connection: Connection, state: State, *, before_ms: int, limit: int) -> int:
     unread = exists().where(channel_message.c.message_seq == _MESSAGE.seq)
+    unfolded = fold.has_unfolded_entries(connection)
     old = take(
         connection,
         select(_MESSAGE.seq)
-        .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread)
+        .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread, ~unfolded)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Index,
     Integer,
@@ -62,6 +63,7 @@ _DUE_EMBEDDED = text(f"{_WAITING} AND destination IS NULL")
 _DUE_FOR_BROKER = text(f"{_WAITING} AND destination IS NOT NULL AND claimed_until_ms IS NULL AND held_by_broker = 0")
 _FOR_BROKER = text("destination IS NOT NULL")
 _CLAIMED = text("claimed_until_ms IS NOT NULL")
+_OF_TASK = text("dag_id IS NOT NULL")
 
 Index("uq_delay_scheduled_message_id", scheduled_message.c.id, unique=True)
 Index(
@@ -110,6 +112,27 @@ Index(
     postgresql_where=_CLAIMED,
 )
 
+# For listing the messages of one DAG, and of one run or task; messages from outside of Airflow are not in them.
+Index(
+    "ix_delay_scheduled_message_dag",
+    scheduled_message.c.dag_id,
+    scheduled_message.c.state,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+    sqlite_where=_OF_TASK,
+    postgresql_where=_OF_TASK,
+)
+Index(
+    "ix_delay_scheduled_message_run",
+    scheduled_message.c.dag_id,
+    scheduled_message.c.run_id,
+    scheduled_message.c.task_id,
+    scheduled_message.c.deliver_at_ms,
+    scheduled_message.c.seq,
+    sqlite_where=_OF_TASK,
+    postgresql_where=_OF_TASK,
+)
+
 #: The embedded channels: messages that were dispatched and are not acknowledged yet, in due order.
 channel_message = Table(
     "delay_channel_message",
@@ -153,7 +176,38 @@ message_count = Table(
     Column("n", BigInteger, nullable=False),
 )
 
-#: The position up to which the journal of another broker has been projected.
+#: How often each change happened, by minute and by hour; folded from the journal.
+statistic = Table(
+    "delay_statistic",
+    metadata,
+    # 60 or 3600.
+    Column("step_seconds", Integer, primary_key=True, autoincrement=False),
+    Column("start_ms", BigInteger, primary_key=True, autoincrement=False),
+    # "" is this database.
+    Column("destination", String(255), primary_key=True),
+    # A change of the journal, or "depth": how many messages were scheduled when the interval was last sampled.
+    Column("kind", String(16), primary_key=True),
+    # Of "dispatched": the bucket of the lateness histogram, by its upper bound in milliseconds. Otherwise 0.
+    Column("bucket", BigInteger, primary_key=True, autoincrement=False),
+    Column("n", BigInteger, nullable=False),
+    # Of "dispatched": the longest lateness in the bucket. Otherwise 0.
+    Column("max_ms", BigInteger, nullable=False),
+)
+
+#: How many scheduled messages are due in each minute, hour and day; folded from the journal.
+due_count = Table(
+    "delay_due_count",
+    metadata,
+    # 60, 3600 or 86400.
+    Column("step_seconds", Integer, primary_key=True, autoincrement=False),
+    Column("start_ms", BigInteger, primary_key=True, autoincrement=False),
+    # "" is this database.
+    Column("destination", String(255), primary_key=True),
+    Column("n", BigInteger, nullable=False),
+)
+
+#: The position up to which the journal of another broker has been projected; that of "" is the position up to which
+#: the embedded journal has been folded into statistics.
 journal_position = Table(
     "delay_journal_position",
     metadata,
@@ -202,4 +256,26 @@ dispatcher = Table(
     Column("kafka_connections", JSON, nullable=False),
     # The health of each loop, by name.
     Column("loops", JSON, nullable=False),
+    # Its clock minus the database's clock; NULL if it was not measured.
+    Column("clock_skew_ms", BigInteger),
+)
+
+#: One row for each connection of a broker, as a dispatcher last found it; its times are of the database's clock.
+broker = Table(
+    "delay_broker",
+    metadata,
+    Column("conn_id", String(255), primary_key=True),
+    Column("checked_at_ms", BigInteger, nullable=False),
+    Column("reachable", Boolean, nullable=False),
+    # One line about the broker, from the last check that succeeded.
+    Column("description", Text),
+    # Why the last check failed; NULL if it did not.
+    Column("error", Text),
+    # NULL: the topology was never verified, or the broker has none.
+    Column("topology_verified_at_ms", BigInteger),
+    # A list of {"text", "is_problem"}.
+    Column("topology_issues", JSON, nullable=False),
+    # The broker's clock minus the dispatcher's clock; NULL if it is unknown.
+    Column("clock_skew_ms", BigInteger),
+    Column("skew_measured_at_ms", BigInteger),
 )

@@ -22,6 +22,7 @@ from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationE
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.testing.clock import SettableClock
+from tests.unit.brokers.ledger import rows
 
 SECOND = timedelta(seconds=1)
 
@@ -261,6 +262,7 @@ def test_pruning_deletes_what_ended_before_the_retention_and_nothing_else(
     prune.run_once()
     assert states(context) == {State.SCHEDULED: 1, State.DISPATCHED: 2}
     clock.advance(context.config.retention + SECOND)
+    rows.fold_all(context.ledger)
     assert prune.run_once() == context.config.prune_interval.total_seconds()
     assert states(context) == {State.SCHEDULED: 1, State.DISPATCHED: 1}
     assert len(broker.peek("unread")) == 1

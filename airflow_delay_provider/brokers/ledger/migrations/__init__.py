@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, inspect, text
 
 VERSION_TABLE = "delay_alembic_version"
-HEAD = "0004"
+HEAD = "0005"
 #: Any number: one migration at a time on PostgreSQL.
 _MIGRATION_LOCK = 5_390_117_422
 #: Alembic keeps what it is doing in module globals, so threads of one process take turns too.

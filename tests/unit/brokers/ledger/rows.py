@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from airflow_delay_provider.brokers.ledger import delivery, journal, listing, scheduling
+from airflow_delay_provider.brokers.ledger import delivery, fold, journal, listing, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.listing import Page
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.brokers.ledger.tables import event
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
@@ -51,6 +52,21 @@ def change(ledger: Ledger, change: Change, *batch: Message, deliver_at_ms: int |
 
 def deliver(ledger: Ledger, *, now_ms: int = NOW_MS, limit: int = 1000) -> int:
     return ledger.transact(lambda c: len(delivery.deliver_due(c, now_ms=now_ms, limit=limit)))
+
+
+def fold_all(ledger: Ledger, *, limit: int = 1000) -> None:
+    """Fold the whole journal; on PostgreSQL, the last entries wait for transactions of others on the server."""
+
+    def is_folded() -> bool:
+        while ledger.transact(fold.fold, limit):
+            pass
+        return read(ledger, has_no_more)
+
+    def has_no_more(connection: Connection) -> bool:
+        after = projection.position_of(connection, fold.EMBEDDED)
+        return connection.execute(select(event.c.seq).where(journal.is_after(after)).limit(1)).first() is None
+
+    wait_for(is_folded, what="the end of the journal", seconds=30)
 
 
 def read(ledger: Ledger, query: Callable[[Connection], ResultT]) -> ResultT:

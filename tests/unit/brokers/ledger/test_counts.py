@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 
-from airflow_delay_provider.brokers.ledger import delivery, listing, scheduling
+from airflow_delay_provider.brokers.ledger import delivery, fold, listing, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.tables import message_count, scheduled_message
@@ -192,6 +192,7 @@ class Life:
         self.ledger.transact(lambda c: delivery.rescue_stale(c, now_ms=self.now_ms, limit=10))
 
     def prune(self) -> None:
+        self.ledger.transact(fold.fold, self.random.choice([1, 10, 1000]))
         self.ledger.transact(lambda c: scheduling.prune(c, before_ms=self.now_ms - 60_000, limit=5))
 
 

@@ -9,18 +9,20 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text
 
 from airflow_delay_provider.brokers.ledger import migrations, projection
 from airflow_delay_provider.brokers.ledger.database import Ledger, read_identity
 from airflow_delay_provider.brokers.ledger.migrations import HEAD, VERSION_TABLE
-from airflow_delay_provider.brokers.ledger.tables import metadata
+from airflow_delay_provider.brokers.ledger.tables import due_count, metadata
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
 from tests.heartbeats import dispatchers_of, write_heartbeat
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import messages
 
 pytestmark = pytest.mark.usefixtures("real_migrations")
+
+FIGURES = {"delay_statistic", "delay_due_count", "delay_broker"}
 
 
 @pytest.fixture(params=["sqlite_url", "empty_postgres_url"])
@@ -107,11 +109,27 @@ def test_going_back_to_a_version_without_heartbeats_keeps_the_messages(empty_led
     rows.insert(empty_ledger, messages(1))
     write_heartbeat(empty_ledger)
     empty_ledger.downgrade("0003")
-    assert our_tables(empty_ledger) == set(metadata.tables) - {"delay_dispatcher", "delay_ledger"}
+    assert our_tables(empty_ledger) == set(metadata.tables) - {"delay_dispatcher", "delay_ledger"} - FIGURES
     assert empty_ledger.migrate() == migrations.HEAD
     assert rows.count(empty_ledger) == {State.SCHEDULED: 1}
     assert dispatchers_of(empty_ledger) == []
     assert rows.read(empty_ledger, read_identity).id
+
+
+def test_going_back_to_a_version_without_figures_folds_the_whole_journal_again_later(empty_ledger: Ledger):
+    """B42, B44"""
+    empty_ledger.migrate()
+    rows.insert(empty_ledger, messages(1, 2))
+    write_heartbeat(empty_ledger)
+    rows.fold_all(empty_ledger)
+    before = rows.read(empty_ledger, lambda c: c.execute(select(due_count)).all())
+    assert [row.n for row in before] == [2, 2, 2]
+    empty_ledger.downgrade("0004")
+    assert our_tables(empty_ledger) == set(metadata.tables) - FIGURES
+    assert empty_ledger.migrate() == migrations.HEAD
+    rows.fold_all(empty_ledger)
+    assert rows.read(empty_ledger, lambda c: c.execute(select(due_count)).all()) == before
+    assert [each.clock_skew for each in dispatchers_of(empty_ledger)] == [None]
 
 
 def test_migrating_again_changes_nothing(ledger: Ledger):

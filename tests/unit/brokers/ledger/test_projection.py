@@ -426,6 +426,7 @@ def test_what_ended_is_pruned_like_any_other_message(ledger: Ledger):
     """B66"""
     ended, waits = messages(-1, -1)
     follow(ledger, told(ended, Change.DISPATCHED), told(waits, Change.SCHEDULED))
+    rows.fold_all(ledger)
     assert ledger.transact(lambda c: scheduling.prune(c, before_ms=NOW_MS + 1, limit=10)) == 1
     with pytest.raises(UnknownMessageError):
         rows.get(ledger, ended)

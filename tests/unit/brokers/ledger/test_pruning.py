@@ -21,6 +21,7 @@ DAY_MS = 86_400_000
 
 
 def prune(ledger: Ledger, *, before_ms: int = NOW_MS + 1, limit: int = 100) -> int:
+    rows.fold_all(ledger)
     return ledger.transact(lambda c: scheduling.prune(c, before_ms=before_ms, limit=limit))
 
 

@@ -1,0 +1,525 @@
+"""What the HTTP API accepts and returns."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+
+#: One call never changes more messages; repeat it for the others.
+MAX_PER_ACTION = 1000
+
+StateName = Literal["SCHEDULED", "DISPATCHED", "CANCELLED", "DEAD"]
+
+
+def _require_storable(text: str) -> str:
+    """Refuse what PostgreSQL cannot compare with."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("contains characters that cannot be stored")
+    return text
+
+
+#: A criterion: no message has longer names.
+Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_require_storable)]
+MapIndex = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+
+class Answer(BaseModel):
+    """A response."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Body(BaseModel):
+    """A request; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 defines it."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    #: What is wrong and what to do.
+    detail: str
+    #: The field or parameter that is wrong.
+    field: str | None = None
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+class TaskOrigin(Answer):
+    """The task instance that scheduled a message."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    #: -1 if the task is not mapped.
+    map_index: int
+
+
+class MessageSummary(Answer):
+    """A message without its content."""
+
+    id: str
+    channel: str
+    state: StateName
+    #: The number of the state: 100 to 103.
+    status: int
+    deliver_at: datetime
+    scheduled_at: datetime
+    updated_at: datetime
+    #: Null until it is dispatched.
+    dispatched_at: datetime | None
+    lateness_ms: int | None
+    #: How long a scheduled message is overdue; null if it is not.
+    overdue_ms: int | None
+    content_type: str
+    priority: int
+    key: str | None
+    handled_count: int
+    #: Grows with every replace, reschedule, expedite and requeue.
+    generation: int
+    #: The Airflow connection of its broker.
+    connection: str
+    held_by: Literal["ledger", "broker"]
+    #: Null if no task scheduled it.
+    origin: TaskOrigin | None
+    #: Whether you may cancel, reschedule, expedite or replay it.
+    can_edit: bool
+    #: Path of the message in this API.
+    link: str
+
+
+class MessagePage(Answer):
+    """One page of messages, ordered by delivery time."""
+
+    messages: list[MessageSummary]
+    #: Tokens for ``page``.
+    next: str | None
+    prev: str | None
+    #: Paths of the next and previous page.
+    links: PageLinks
+    #: False: not every message was searched yet; ``next`` continues the search.
+    is_complete: bool
+
+
+class PageLinks(Answer):
+    """Paths of other pages."""
+
+    next: str | None
+    prev: str | None
+
+
+class HistoryEntry(Answer):
+    """Something that happened to a message."""
+
+    change: str
+    #: The state after it.
+    state: StateName
+    at: datetime
+    deliver_at: datetime
+    channel: str
+    reason: str | None
+
+
+class History(Answer):
+    """What happened to a message, oldest first."""
+
+    message_id: str
+    entries: list[HistoryEntry]
+    #: Earlier entries that are left out.
+    omitted: int
+
+
+class PayloadPreview(Answer):
+    """The beginning of a payload, with secrets masked."""
+
+    size: int
+    #: ``text`` and ``json`` are shown as text, others as base64; ``hidden`` by [delay] show_payloads.
+    format: Literal["json", "text", "base64", "hidden"]
+    content: str | None
+    is_truncated: bool
+
+
+class MessageDetail(MessageSummary):
+    """A message with its content."""
+
+    headers: dict[str, str]
+    payload: PayloadPreview
+    #: Path of the task instance that scheduled it, in Airflow's UI.
+    task_link: str | None
+    #: Whether that task instance is deferred now, until this message or another one is dispatched.
+    is_awaited: bool
+    #: Why no dispatcher will deliver it, and what to do; null if no problem is known.
+    warning: str | None
+    #: What you can do with it now.
+    actions: list[Literal["cancel", "reschedule", "expedite", "replay"]]
+    #: Whether you may download the whole payload.
+    can_download: bool
+
+
+class StateCount(Answer):
+    """How many messages are in one state."""
+
+    count: int
+    links: CountLinks
+
+
+class CountLinks(Answer):
+    """Where the counted messages are listed."""
+
+    messages: str
+
+
+class Overdue(Answer):
+    """Scheduled messages whose delivery time has passed."""
+
+    count: int
+    #: False: there are more.
+    is_exact: bool
+    oldest_deliver_at: datetime | None
+
+
+class Counts(Answer):
+    """Messages by state, of one channel or of all."""
+
+    counts: dict[StateName, StateCount]
+    #: The earliest delivery time of a scheduled message; null if none is scheduled.
+    next_scheduled_message_at: datetime | None
+    overdue: Overdue
+    #: The server's time, for countdowns.
+    now: datetime
+
+
+class ChannelCounts(Answer):
+    """One channel."""
+
+    channel: str
+    counts: dict[StateName, int]
+
+
+class Channels(Answer):
+    """Channels in alphabetical order."""
+
+    channels: list[ChannelCounts]
+    #: Pass it as ``after`` for more channels; null at the end.
+    next: str | None
+
+
+# -- scheduling and control ------------------------------------------------------------------------------------------
+
+
+class ScheduleBody(Body):
+    """A message to schedule."""
+
+    channel: str
+    payload: JsonValue = Field(description="Text is stored as text/plain, anything else as JSON.")
+    payload_base64: bool = Field(False, description="The payload is base64 text of binary data.")
+    deliver_at: AwareDatetime | None = Field(None, description="Not together with deliver_after.")
+    deliver_after: float | None = Field(None, description="Seconds from now.")
+    message_id: Text | None = Field(None, description="By default a new UUID.")
+    key: str | None = None
+    headers: dict[str, str] = {}
+    content_type: str | None = None
+    priority: int = Field(0, ge=0, le=255)
+    conn_id: Text | None = Field(None, description="Connection of the broker; by default delay_default.")
+    hold: Literal["broker", "ledger"] | None = None
+    on_past: Literal["deliver", "fail"] = "deliver"
+    on_conflict: Literal["fail", "keep", "replace"] | None = Field(
+        None, description="By default fail, or keep for a broker that cannot look up ids."
+    )
+
+
+class Scheduled(Answer):
+    """The broker's confirmation."""
+
+    message_id: str
+    outcome: Literal["scheduled", "dispatched", "kept", "replaced"]
+    deliver_at: datetime
+    link: str
+
+
+class MessageFilter(Body):
+    """Selects messages; the same names as the parameters of the list."""
+
+    channel: Text | None = None
+    connection: Text | None = None
+    dag_id: Text | None = None
+    run_id: Text | None = None
+    task_id: Text | None = None
+    map_index: MapIndex | None = None
+    due_from: AwareDatetime | None = None
+    due_to: AwareDatetime | None = Field(None, description="Exclusive.")
+    search: Text | None = Field(None, description="Part of the id.")
+
+
+class Selection(Body):
+    """Messages by id or by filter, but not both."""
+
+    ids: list[Text] | None = Field(None, min_length=1, max_length=MAX_PER_ACTION)
+    filter: MessageFilter | None = None
+    conn_id: Text | None = Field(None, description="The ledger of this connection; by default the configured one.")
+    dry_run: bool = Field(False, description="Only count the messages.")
+    page: Text | None = Field(None, description="With a filter: continue with ``next`` of the last answer.")
+
+
+class RescheduleBody(Selection):
+    """Messages and their new delivery time."""
+
+    deliver_at: AwareDatetime | None = None
+    deliver_after: float | None = Field(None, description="Seconds from now; not together with ``page``.")
+    on_past: Literal["deliver", "fail"] = "deliver"
+    generation: int | None = Field(
+        None, description="For one id: refuse with 409 if the message has changed since this generation."
+    )
+
+
+class Refusal(Answer):
+    """A message that was not changed."""
+
+    id: str
+    status: int
+    detail: str
+
+
+class ActionResult(Answer):
+    """What an action did, or what it would do."""
+
+    action: Literal["cancel", "reschedule", "expedite", "replay"]
+    dry_run: bool
+    #: Messages that the selection matches and that you may change; an action handles at most 1000 at once.
+    matched: int
+    #: False: there are more.
+    is_exact: bool
+    changed: int
+    refused: list[Refusal]
+    #: Further messages match the filter: send the same request with this ``page``.
+    next: str | None
+    #: The new delivery time, after a reschedule.
+    deliver_at: datetime | None
+
+
+# -- dead letters ----------------------------------------------------------------------------------------------------
+
+
+class DeadLetter(MessageSummary):
+    """A dead message and why it is dead."""
+
+    reason: str | None
+    died_at: datetime
+
+
+class DeadLetterPage(Answer):
+    """One page of dead letters."""
+
+    messages: list[DeadLetter]
+    next: str | None
+    prev: str | None
+    links: PageLinks
+    is_complete: bool
+
+
+# -- Spark retries ---------------------------------------------------------------------------------------------------
+
+
+class SparkAttempt(Answer):
+    """One submission of a Spark job."""
+
+    number: int
+    started_at: datetime
+    ended_at: datetime | None
+    #: transient, infrastructure, resource, permanent or unknown; null while it runs and after success.
+    verdict: str | None
+    rule: str
+    #: The deciding line of the log, or what it means.
+    reason: str
+    exit_code: int | None
+
+
+class Budget(Answer):
+    """How many failures of a kind are used up."""
+
+    used: int
+    limit: int
+
+
+class SparkAttempts(Answer):
+    """All attempts of a Spark task since it was started or cleared."""
+
+    #: submitted, waiting or ended; null if the task has no Spark attempts.
+    phase: Literal["submitted", "waiting", "ended"] | None
+    attempts: list[SparkAttempt]
+    #: By kind: attempts, resource, infrastructure. Empty if it is not known.
+    budget: dict[str, Budget]
+
+
+class Circuit(Answer):
+    """A Spark cluster to which jobs are submitted again."""
+
+    cluster: str
+    #: An open circuit: the cluster is down, and waiting jobs are not submitted.
+    is_open: bool
+    down_since: datetime | None
+    failed_checks: int
+    next_check_at: datetime | None
+
+
+class Retry(Answer):
+    """A Spark task that waits for its next submission."""
+
+    #: Id of its ticket: expedite it to retry now, cancel it to give up.
+    message: MessageSummary
+    attempt: int
+    verdict: str
+    reason: str
+    #: backoff, cluster or rate_limit.
+    waits_for: str
+    extensions: int
+    began_at: datetime
+    next_try_at: datetime
+    circuit: Circuit
+    history: SparkAttempts
+
+
+class RetryPage(Answer):
+    """One page of waiting Spark tasks."""
+
+    retries: list[Retry]
+    next: str | None
+    prev: str | None
+    links: PageLinks
+    is_complete: bool
+
+
+# -- health and figures ----------------------------------------------------------------------------------------------
+
+
+class HealthProblem(Answer):
+    """Something that needs attention."""
+
+    severity: Literal["error", "warning"]
+    #: What it concerns, such as ``dispatcher`` or a connection.
+    subject: str
+    text: str
+    #: What to do.
+    remedy: str
+
+
+class DispatcherLoop(Answer):
+    """One loop of a dispatcher."""
+
+    name: str
+    is_healthy: bool
+    last_success_at: datetime | None
+    failures: int
+    error: str | None
+
+
+class DispatcherStatus(Answer):
+    """A dispatcher by its last heartbeat."""
+
+    name: str
+    #: alive, unwell, stopped or gone.
+    status: Literal["alive", "unwell", "stopped", "gone"]
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    stopped_at: datetime | None
+    #: The dispatcher's clock minus the database's.
+    clock_skew_ms: int | None
+    loops: list[DispatcherLoop]
+
+
+class TopologyIssue(Answer):
+    """A result of verifying the queues or topics of a broker."""
+
+    text: str
+    is_problem: bool
+
+
+class BrokerStatus(Answer):
+    """A broker, as a dispatcher checked it last."""
+
+    connection: str
+    is_reachable: bool
+    checked_at: datetime
+    description: str | None
+    error: str | None
+    #: Null if it was not verified.
+    topology_verified_at: datetime | None
+    topology_issues: list[TopologyIssue]
+    #: The broker's clock minus the dispatcher's; null if it is unknown.
+    clock_skew_ms: int | None
+
+
+class Health(Answer):
+    """Dispatchers, brokers and what needs attention."""
+
+    problems: list[HealthProblem]
+    dispatchers: list[DispatcherStatus]
+    brokers: list[BrokerStatus]
+    circuits: list[Circuit]
+    #: The API server's clock minus the database's.
+    api_clock_skew_ms: int
+    now: datetime
+
+
+class Lateness(Answer):
+    """Percentiles of a histogram, in milliseconds."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class SeriesPoint(Answer):
+    """What happened in one interval."""
+
+    at: datetime
+    scheduled: int
+    dispatched: int
+    cancelled: int
+    dead: int
+    #: Scheduled messages at the end of the interval; null if it was not sampled.
+    depth: int | None
+    #: Null without dispatched messages.
+    lateness: Lateness | None
+    #: Messages that were dispatched too early, which must never happen.
+    early: int
+
+
+class Series(Answer):
+    """Figures over time."""
+
+    step_seconds: int
+    points: list[SeriesPoint]
+
+
+class DueBin(Answer):
+    """How many scheduled messages are due in one interval."""
+
+    at: datetime
+    count: int
+
+
+class Upcoming(Answer):
+    """When scheduled messages are due."""
+
+    step_seconds: int
+    bins: list[DueBin]
+
+
+class Me(Answer):
+    """You, and what you may do."""
+
+    user: str
+    #: Whether you may schedule messages, and change those that no task scheduled.
+    is_administrator: bool

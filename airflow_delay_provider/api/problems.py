@@ -1,0 +1,108 @@
+"""Errors as problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from airflow_delay_provider.api.auth import mask_secrets
+from airflow_delay_provider.api.models import Problem
+from airflow_delay_provider.domain.exceptions import (
+    BrokerError,
+    ConfigurationError,
+    DelayError,
+    InvalidMessageError,
+    LifecycleError,
+    PastDeliveryError,
+    TooSoonError,
+    UnknownMessageError,
+)
+
+log = logging.getLogger(__name__)
+
+#: The first class that matches decides.
+_STATUSES: tuple[tuple[type[DelayError], HTTPStatus], ...] = (
+    (TooSoonError, HTTPStatus.PRECONDITION_FAILED),
+    (PastDeliveryError, HTTPStatus.PRECONDITION_FAILED),
+    (InvalidMessageError, HTTPStatus.BAD_REQUEST),
+    (UnknownMessageError, HTTPStatus.NOT_FOUND),
+    (LifecycleError, HTTPStatus.CONFLICT),
+    (BrokerError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (ConfigurationError, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+_MEANINGS = {
+    400: "The request is not valid",
+    401: "Not signed in",
+    403: "Not allowed",
+    404: "Not found",
+    409: "The state of the message does not allow it",
+    412: "The delivery time is too soon",
+    503: "The ledger or the broker is not available",
+}
+_SENTENCES = {
+    "Not authenticated": "Sign in to Airflow.",
+    "Forbidden": "You need access to plugins to see delayed messages.",
+}
+
+
+def describes(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the ``responses`` of a route that may answer with these errors, and with those of every route."""
+    return {
+        status: {"model": Problem, "description": _MEANINGS[status]}
+        for status in sorted({400, 401, 403, 503, *statuses})
+    }
+
+
+def status_of(error: DelayError) -> HTTPStatus:
+    """Return the HTTP status of an error."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def detail_of(error: DelayError) -> str:
+    """Return the text of an error, without secrets."""
+    text: str = mask_secrets(str(error))
+    return text
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Turn every error of the application into a problem."""
+    app.exception_handler(DelayError)(_on_delay_error)
+    app.exception_handler(HTTPException)(_on_http_error)
+    app.exception_handler(RequestValidationError)(_on_invalid_request)
+
+
+def respond(status: int, detail: str, *, field: str | None = None, headers: Any = None) -> JSONResponse:
+    """Return a problem."""
+    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, field=field)
+    return JSONResponse(
+        problem.model_dump(), status_code=status, media_type="application/problem+json", headers=headers
+    )
+
+
+async def _on_delay_error(_request: Request, error: DelayError) -> JSONResponse:
+    status = status_of(error)
+    field = error.field if isinstance(error, InvalidMessageError) else None
+    headers = {"Retry-After": "5"} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        log.warning("A request for delayed messages failed: %s", detail_of(error))
+    return respond(status, detail_of(error), field=field, headers=headers)
+
+
+async def _on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
+    detail = _SENTENCES.get(error.detail, error.detail)
+    return respond(error.status_code, detail, headers=error.headers)
+
+
+async def _on_invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
+    first: dict[str, Any] = jsonable_encoder(error.errors()[0], custom_encoder={bytes: repr, Exception: str})
+    # The location begins with where the value stands: body, query, path or header.
+    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    others = f" ({len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    return respond(400, f"{field}: {first['msg']}{others}", field=field)

@@ -1,0 +1,51 @@
+"""The histogram of lateness: fixed buckets, about six in each decade from 1 ms to 1 day.
+
+A bucket is named by its upper bound, so that figures stay readable if the bounds are changed one day.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from sqlalchemy import ColumnElement, case, literal_column
+
+_DAY_MS = 86_400_000
+_PER_DECADE = (10, 15, 22, 33, 47, 68)
+#: The upper bounds, which belong to their buckets.
+BOUNDS_MS = (1, 2, 3, 5, 7, *(each * 10**power for power in range(7) for each in _PER_DECADE), _DAY_MS)
+#: The bucket of messages that were dispatched before they were due.
+EARLY = -1
+#: The bucket of messages that were more than a day late.
+LATER = 10**15
+
+
+def bucket_of(lateness_ms: ColumnElement[int]) -> ColumnElement[int]:
+    """Return the bucket of a lateness."""
+    bounds: list[ColumnElement[int]] = [literal_column(str(bound)) for bound in BOUNDS_MS]
+    return case(
+        (lateness_ms < 0, literal_column(str(EARLY))),
+        *((lateness_ms <= bound, bound) for bound in bounds),
+        else_=literal_column(str(LATER)),
+    )
+
+
+def quantile(counts: Mapping[int, int], q: float, *, max_ms: int) -> float | None:
+    """Return the lateness in milliseconds that a share ``q`` of the messages did not exceed; None without messages.
+
+    Inside of a bucket, messages are taken as evenly spread, and none as later than ``max_ms``. Early messages are left
+    out: they are counted by themselves.
+    """
+    late = {bucket: n for bucket, n in sorted(counts.items()) if bucket != EARLY and n > 0}
+    rank, before = q * sum(late.values()), 0
+    for bucket, n in late.items():
+        if before + n >= rank:
+            lower, upper = _lower_bound(bucket), min(bucket, max_ms)
+            return max(0.0, min(lower, upper) + (upper - min(lower, upper)) * (rank - before) / n)
+        before += n
+    return None
+
+
+def _lower_bound(bucket: int) -> int:
+    position = bisect_left(BOUNDS_MS, bucket)
+    return BOUNDS_MS[position - 1] if position else 0

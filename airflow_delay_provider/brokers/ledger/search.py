@@ -1,0 +1,251 @@
+"""Find messages by any criteria, page by page; a page reads a bounded number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, tuple_
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+from airflow_delay_provider.brokers.ledger.dialect import contains
+from airflow_delay_provider.brokers.ledger.listing import MAX_PAGE_SIZE, SUMMARY_COLUMNS, Cursor
+from airflow_delay_provider.brokers.ledger.records import AnyRow, MessageRecord, record_of
+from airflow_delay_provider.brokers.ledger.tables import scheduled_message
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.lifecycle import State
+
+_MESSAGE = scheduled_message.c
+_ORDER = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
+_TASK = ("dag_id", "run_id", "task_id")
+#: Selects embedded messages, which have no destination.
+EMBEDDED = ""
+#: Rows of each state that one page searches at most, for criteria without an index.
+SCANNED = 2000
+#: More overdue messages are not counted.
+MOST_OVERDUE = 10_000
+
+Position = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageFilter:
+    """Criteria; a message has to meet all that are given."""
+
+    #: Empty means all.
+    states: Sequence[State] = ()
+    channel: str | None = None
+    #: The connection of its broker, or ``EMBEDDED``.
+    destination: str | None = None
+    dag_id: str | None = None
+    run_id: str | None = None
+    task_id: str | None = None
+    map_index: int | None = None
+    due_from_ms: int | None = None
+    #: Exclusive.
+    due_to_ms: int | None = None
+    #: Part of its id.
+    id_contains: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Messages in due order, without payloads, and the tokens of the next and the previous page."""
+
+    records: Sequence[MessageRecord]
+    next: str | None
+    prev: str | None
+    #: Otherwise the page ended before it was full; the next one continues the search.
+    is_complete: bool
+
+
+def search(
+    connection: Connection,
+    criteria: MessageFilter,
+    *,
+    token: str | None = None,
+    size: int = 50,
+    is_visible: Callable[[MessageRecord], bool] = lambda _record: True,
+) -> Found:
+    """Return one page of the messages that meet the criteria.
+
+    :param is_visible: leaves out messages that the reader may not see.
+    """
+    if not 1 <= size <= MAX_PAGE_SIZE:
+        raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
+    cursor = Cursor.parse(token)
+    scan = _Scan(connection, criteria, backwards=cursor is not None and cursor.backwards)
+    position = None if cursor is None else (cursor.deliver_at_ms, cursor.seq)
+    rows: list[AnyRow] = []
+    budget = SCANNED
+    stopped_at: Position | None = None
+    while True:
+        batch, stopped_at = scan.read(position, size + 1 - len(rows))
+        rows += [row for row in batch if is_visible(record_of(row))]
+        budget -= SCANNED if scan.has_unindexed else max(1, len(batch))
+        if stopped_at is None or len(rows) > size or budget <= 0:
+            break
+        position = stopped_at
+    is_full = len(rows) > size
+    rows = rows[:size]
+    if is_full:
+        stopped_at = _position(rows[-1])
+    return _found(rows, cursor, stopped_at, is_complete=is_full or stopped_at is None)
+
+
+def count_overdue(
+    connection: Connection, *, now_ms: int, channel: str | None = None, destination: str | None = None
+) -> tuple[int, int | None]:
+    """Return how many scheduled messages are overdue, at most ``MOST_OVERDUE`` + 1, and the earliest due time."""
+    criteria = MessageFilter(states=[State.SCHEDULED], channel=channel, destination=destination, due_to_ms=now_ms)
+    scan = _Scan(connection, criteria, backwards=False)
+    return scan.count(MOST_OVERDUE + 1)
+
+
+def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | None, *, is_complete: bool) -> Found:
+    """Return the page; ``rows`` are in the order of reading, and ``stopped_at`` is where reading would continue."""
+    backwards = cursor is not None and cursor.backwards
+    onward = None if stopped_at is None else _token(stopped_at, backwards=backwards)
+    back = None
+    if cursor is not None:
+        start = _position(rows[0]) if rows else (cursor.deliver_at_ms, cursor.seq)
+        back = _token(start, backwards=not backwards)
+    records = [record_of(row) for row in (reversed(rows) if backwards else rows)]
+    next_token, prev_token = (back, onward) if backwards else (onward, back)
+    return Found(records=records, next=next_token, prev=prev_token, is_complete=is_complete)
+
+
+class _Scan:
+    """Reads messages in due order: some index ranges, merged, and criteria that no index serves."""
+
+    def __init__(self, connection: Connection, criteria: MessageFilter, *, backwards: bool) -> None:
+        self._connection = connection
+        self._criteria = criteria
+        self._backwards = backwards
+        self._ranges, self._unindexed = _plan(connection, criteria)
+
+    @property
+    def has_unindexed(self) -> bool:
+        """Whether rows are read that may not meet the criteria."""
+        return bool(self._unindexed)
+
+    def read(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
+        """Return the next rows, and where to continue; None if everything was read."""
+        rows: list[AnyRow] = []
+        ends: list[Position] = []
+        for conditions in self._ranges:
+            query = self._range(conditions, position)
+            found, end = self._read_all(query, limit) if not self._unindexed else self._search(query, limit)
+            rows += found
+            if end is not None:
+                ends.append(end)
+        # Behind the nearest end of a range, rows of that range may be missing.
+        nearest = (max(ends) if self._backwards else min(ends)) if ends else None
+        if nearest is not None:
+            rows = [row for row in rows if not self._is_behind(_position(row), nearest)]
+        rows.sort(key=_position, reverse=self._backwards)
+        if len(rows) > limit:
+            rows = rows[:limit]
+            nearest = _position(rows[-1])
+        return rows, nearest
+
+    def count(self, limit: int) -> tuple[int, int | None]:
+        """Return the number of rows, at most about ``limit``, and the first due time."""
+        total, earliest = 0, list[int]()
+        for conditions in self._ranges:
+            query = self._range(conditions, None)
+            if not self._unindexed:
+                query = query.with_only_columns(_MESSAGE.deliver_at_ms)  # the index is enough
+            rows = query.limit(limit - total).subquery()
+            wanted = [condition(rows.c) for condition in self._unindexed]
+            count, first = self._connection.execute(
+                select(func.count(), func.min(rows.c.deliver_at_ms)).where(*wanted)
+            ).one()
+            total += count
+            earliest += [] if first is None else [first]
+        return total, min(earliest, default=None)
+
+    def _read_all(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
+        rows = list(self._connection.execute(query.limit(limit)))
+        return rows, _position(rows[-1]) if len(rows) == limit else None
+
+    def _search(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
+        scanned = query.limit(SCANNED).subquery()
+        columns = scanned.c
+        wanted = [condition(columns) for condition in self._unindexed]
+        order = (columns.deliver_at_ms, columns.seq)
+        ordered = select(scanned).where(*wanted).order_by(*(c.desc() if self._backwards else c for c in order))
+        rows = list(self._connection.execute(ordered.limit(limit)))
+        if len(rows) == limit:
+            return rows, _position(rows[-1])
+        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
+        return rows, None if last is None else _position(last)
+
+    def _range(self, conditions: Sequence[ColumnElement[bool]], position: Position | None) -> Select[AnyRow]:
+        query = select(*SUMMARY_COLUMNS).where(*conditions, *self._due())
+        if position is not None:
+            here = tuple_(literal(position[0]), literal(position[1]))
+            query = query.where(tuple_(*_ORDER) < here if self._backwards else tuple_(*_ORDER) > here)
+        return query.order_by(*(c.desc() if self._backwards else c for c in _ORDER))
+
+    def _due(self) -> list[ColumnElement[bool]]:
+        since, until = self._criteria.due_from_ms, self._criteria.due_to_ms
+        return [
+            *([] if since is None else [_MESSAGE.deliver_at_ms >= since]),
+            *([] if until is None else [_MESSAGE.deliver_at_ms < until]),
+        ]
+
+    def _is_behind(self, position: Position, end: Position) -> bool:
+        return position < end if self._backwards else position > end
+
+
+_Columns = ReadOnlyColumnCollection[str, Any]
+_Condition = Callable[[_Columns], ColumnElement[bool]]
+
+
+def _plan(connection: Connection, criteria: MessageFilter) -> tuple[list[list[ColumnElement[bool]]], list[_Condition]]:
+    """Return index ranges that contain all messages that meet the criteria, and the conditions that remain."""
+    values = {name: getattr(criteria, name) for name in (*_TASK, "channel", "map_index", "destination")}
+    given = {name: value for name, value in values.items() if value is not None}
+    leading = _leading(given)
+    indexed = [_MESSAGE[name] == given.pop(name) for name in leading]
+    remaining = [_equals(name, value) for name, value in given.items()]
+    if criteria.id_contains is not None:
+        text = criteria.id_contains
+        remaining.append(lambda columns: contains(connection, columns.id, text))
+    states = [state.value for state in criteria.states or tuple(State)]
+    if leading == _TASK:
+        # Few messages come from one task instance, so one range contains all their states.
+        return [indexed], [*remaining, lambda columns: columns.state.in_(states)] if criteria.states else remaining
+    # The index of destinations has separate ranges for messages that the broker holds itself.
+    helds = (0, 1) if leading == ("destination",) else (None,)
+    ranges = [
+        [*indexed, *([] if held is None else [_MESSAGE.held_by_broker == held]), _MESSAGE.state == state]
+        for state, held in product(states, helds)
+    ]
+    return ranges, remaining
+
+
+def _leading(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the criteria that an index serves, the most selective ones."""
+    if given.keys() >= set(_TASK):
+        return _TASK
+    if given.get("destination") == EMBEDDED:
+        given = {name: value for name, value in given.items() if name != "destination"}
+    return next(((name,) for name in ("dag_id", "channel", "destination") if name in given), ())
+
+
+def _equals(name: str, value: Any) -> _Condition:
+    if (name, value) == ("destination", EMBEDDED):
+        return lambda columns: columns.destination.is_(None)
+    return lambda columns: columns[name] == value
+
+
+def _position(row: AnyRow) -> Position:
+    return row.deliver_at_ms, row.seq
+
+
+def _token(position: Position, *, backwards: bool) -> str:
+    return Cursor(backwards=backwards, deliver_at_ms=position[0], seq=position[1]).token

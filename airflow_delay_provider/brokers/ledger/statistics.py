@@ -1,0 +1,203 @@
+"""Read figures of the past and of the near future. The cost depends on the number of intervals, not of messages.
+
+They lag behind the ledger by a few seconds, and stand still while no dispatcher runs: see ``fold``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import BigInteger, Connection, and_, cast, func, or_, select
+from sqlalchemy.sql import ColumnElement
+
+from airflow_delay_provider.brokers.ledger import histogram
+from airflow_delay_provider.brokers.ledger.fold import DAY, DEPTH, HOUR, MINUTE, MINUTES_KEPT, start_of
+from airflow_delay_provider.brokers.ledger.tables import due_count, statistic
+from airflow_delay_provider.domain.clock import ONE_MS, from_ms
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.lifecycle import Change
+
+#: Most points of a series.
+MAX_POINTS = 200
+#: Steps that people read easily, in seconds.
+STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+_ROW = statistic.c
+_DUE = due_count.c
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """What happened in one interval of time."""
+
+    start: datetime
+    scheduled: int
+    dispatched: int
+    cancelled: int
+    #: Dead-lettered or parked.
+    dead: int
+    #: Scheduled again after they were dispatched or dead.
+    requeued: int
+    #: Dispatched before they were due, which must not happen; included in ``dispatched``.
+    early: int
+    #: How many messages were scheduled when the interval was last sampled; None: no dispatcher has sampled it.
+    depth: int | None
+    #: Lateness in milliseconds; None if nothing was dispatched.
+    lateness_p50_ms: float | None
+    lateness_p95_ms: float | None
+    lateness_p99_ms: float | None
+    lateness_max_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueBin:
+    """How many scheduled messages are due in one interval of time."""
+
+    start: datetime
+    #: Where the next one starts.
+    end: datetime
+    n: int
+
+
+class Window(StrEnum):
+    """How far to look ahead."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+#: The interval, and how many of them.
+_BINS: Mapping[Window, tuple[int, int]] = {
+    Window.HOUR: (MINUTE, 60),
+    Window.DAY: (HOUR, 24),
+    Window.MONTH: (DAY, 30),
+}
+
+
+def step_for(*, since_ms: int, until_ms: int, now_ms: int) -> int:
+    """Return the shortest step, in seconds, for which a series of this range exists and is short enough.
+
+    Figures of single minutes are kept for two days.
+    """
+    shortest = MINUTE if since_ms >= now_ms - MINUTES_KEPT // ONE_MS else HOUR
+    for step in STEPS:
+        if step >= shortest and _count_points(since_ms, until_ms, step) <= MAX_POINTS:
+            return step
+    days = -(-(until_ms - since_ms) // (DAY * 1000 * (MAX_POINTS - 1)))
+    return days * DAY
+
+
+def series(
+    connection: Connection, *, since_ms: int, until_ms: int, step_seconds: int, destination: str | None = None
+) -> list[Point]:
+    """Return one point for each whole step, from the one that contains ``since_ms`` to the last before ``until_ms``.
+
+    :param step_seconds: whole minutes; steps of whole hours are read from figures that are kept for 90 days.
+    :param destination: one connection, ``""`` for embedded channels; None is everything.
+    """
+    if step_seconds < MINUTE or step_seconds % MINUTE:
+        raise InvalidMessageError("step", f"{step_seconds} s is not a number of minutes", "use 60, 300, 3600 or so")
+    if _count_points(since_ms, until_ms, step_seconds) > MAX_POINTS:
+        raise InvalidMessageError("step", f"{step_seconds} s is too short for this range", "use a longer one")
+    step_ms = step_seconds * 1000
+    first_ms = start_of(since_ms, step_seconds)
+    starts = range(first_ms, until_ms, step_ms)
+    rows_of = HOUR if step_seconds % HOUR == 0 else MINUTE
+    end_ms = first_ms + len(starts) * step_ms
+    within = [_ROW.step_seconds == rows_of, _ROW.start_ms >= first_ms, _ROW.start_ms < end_ms]
+    if destination is not None:
+        within.append(_ROW.destination == destination)
+    changes = _read_changes(connection, within, step_ms)
+    depths = _read_depths(connection, within, step_ms)
+    return [_point_of(start_ms, changes.get(start_ms, {}), depths.get(start_ms)) for start_ms in starts]
+
+
+def upcoming(connection: Connection, *, now_ms: int, window: Window, destination: str | None = None) -> list[DueBin]:
+    """Return how many scheduled messages are due in each of the next 60 minutes, 24 hours or 30 days (UTC).
+
+    The first bin begins with the current minute, so that overdue messages are not in it.
+
+    :param destination: one connection, ``""`` for embedded channels; None is everything.
+    """
+    step, count = _BINS[window]
+    first_ms = start_of(now_ms, step)
+    starts = [first_ms + n * step * 1000 for n in range(count)]
+    # What is left of the current hour is read in minutes, and what is left of the current day in hours.
+    minute_ms = start_of(now_ms, MINUTE)
+    hour_ms = minute_ms if step == MINUTE else start_of(now_ms, HOUR) + HOUR * 1000
+    day_ms = hour_ms if step < DAY else start_of(now_ms, DAY) + DAY * 1000
+    ranges = [
+        _is_due(MINUTE, minute_ms, hour_ms),
+        _is_due(HOUR, hour_ms, day_ms),
+        _is_due(step, day_ms, starts[-1] + step * 1000),
+    ]
+    n = cast(func.sum(_DUE.n), BigInteger())
+    query = select(_DUE.start_ms, n).where(or_(*ranges)).group_by(_DUE.start_ms)
+    if destination is not None:
+        query = query.where(_DUE.destination == destination)
+    found: defaultdict[int, int] = defaultdict(int)
+    for start_ms, due in connection.execute(query):
+        found[start_of(start_ms, step)] += due
+    return [DueBin(start=from_ms(start), end=from_ms(start + step * 1000), n=max(0, found[start])) for start in starts]
+
+
+def _is_due(step: int, from_ms: int, until_ms: int) -> ColumnElement[bool]:
+    return and_(_DUE.step_seconds == step, _DUE.start_ms >= from_ms, _DUE.start_ms < until_ms)
+
+
+def _count_points(since_ms: int, until_ms: int, step_seconds: int) -> int:
+    return -(-(until_ms - start_of(since_ms, step_seconds)) // (step_seconds * 1000))
+
+
+def _read_changes(
+    connection: Connection, within: list[ColumnElement[bool]], step_ms: int
+) -> Mapping[int, Mapping[tuple[str, int], tuple[int, int]]]:
+    """Return counts and the longest lateness, by the start of the interval, the change and the bucket."""
+    start = (_ROW.start_ms - _ROW.start_ms % step_ms).label("start")
+    row = select(start, _ROW.kind, _ROW.bucket, _ROW.n, _ROW.max_ms).where(*within, _ROW.kind != DEPTH).subquery()
+    key = (row.c.start, row.c.kind, row.c.bucket)
+    query = select(*key, cast(func.sum(row.c.n), BigInteger()), func.max(row.c.max_ms)).group_by(*key)
+    found: dict[int, dict[tuple[str, int], tuple[int, int]]] = {}
+    for start_ms, kind, bucket, n, max_ms in connection.execute(query):
+        found.setdefault(start_ms, {})[(kind, bucket)] = (n, max_ms)
+    return found
+
+
+def _read_depths(connection: Connection, within: list[ColumnElement[bool]], step_ms: int) -> Mapping[int, int]:
+    """Return the last sample of each interval."""
+    start = (_ROW.start_ms - _ROW.start_ms % step_ms).label("start")
+    row = select(start, _ROW.start_ms, _ROW.n).where(*within, _ROW.kind == DEPTH).subquery()
+    sample = select(row.c.start, row.c.start_ms, cast(func.sum(row.c.n), BigInteger()).label("n"))
+    query = sample.group_by(row.c.start, row.c.start_ms).order_by(row.c.start_ms)
+    return {start_ms: n for start_ms, _, n in connection.execute(query)}
+
+
+def _point_of(start_ms: int, changes: Mapping[tuple[str, int], tuple[int, int]], depth: int | None) -> Point:
+    counts: defaultdict[str, int] = defaultdict(int)
+    lateness: dict[int, int] = {}
+    max_ms: int | None = None
+    for (kind, bucket), (n, longest) in changes.items():
+        counts[kind] += n
+        if kind == Change.DISPATCHED:
+            lateness[bucket] = n
+            if bucket != histogram.EARLY:
+                max_ms = max(longest, max_ms or 0)
+    p50, p95, p99 = (histogram.quantile(lateness, q, max_ms=max_ms or 0) for q in (0.5, 0.95, 0.99))
+    return Point(
+        start=from_ms(start_ms),
+        scheduled=counts[Change.SCHEDULED],
+        dispatched=counts[Change.DISPATCHED],
+        cancelled=counts[Change.CANCELLED],
+        dead=counts[Change.DEAD_LETTERED] + counts[Change.PARKED],
+        requeued=counts[Change.REQUEUED],
+        early=lateness.get(histogram.EARLY, 0),
+        depth=depth,
+        lateness_p50_ms=p50,
+        lateness_p95_ms=p95,
+        lateness_p99_ms=p99,
+        lateness_max_ms=max_ms,
+    )

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from airflow_delay_provider.brokers.ledger import delivery, fold, statistics
+from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, MINUTE, start_of
+from airflow_delay_provider.brokers.ledger.statistics import MAX_POINTS, DueBin, Point, Window
+from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
+from airflow_delay_provider.domain.lifecycle import Change
+from tests.unit.brokers.ledger import rows
+from tests.unit.brokers.ledger.rows import NOW_MS, messages
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+START_MS = start_of(NOW_MS, HOUR)
+
+
+def series(ledger: Ledger, since_ms: int, until_ms: int, step: int, destination: str | None = None) -> list[Point]:
+    return rows.read(
+        ledger,
+        lambda c: statistics.series(
+            c, since_ms=since_ms, until_ms=until_ms, step_seconds=step, destination=destination
+        ),
+    )
+
+
+def upcoming(ledger: Ledger, now_ms: int, window: Window, destination: str | None = None) -> list[DueBin]:
+    return rows.read(ledger, lambda c: statistics.upcoming(c, now_ms=now_ms, window=window, destination=destination))
+
+
+def test_a_series_has_a_point_for_each_step_and_none_is_left_out(ledger: Ledger):
+    found = series(ledger, NOW_MS, NOW_MS + 10 * MINUTE_MS, MINUTE)
+    first = start_of(NOW_MS, MINUTE)
+    assert [point.start for point in found] == [from_ms(first + n * MINUTE_MS) for n in range(11)]
+    empty = replace(found[0], start=found[1].start)
+    assert empty == found[1]
+    assert (empty.scheduled, empty.depth, empty.lateness_p50_ms, empty.lateness_max_ms) == (0, None, None, None)
+
+
+def test_a_point_tells_what_happened_and_how_late(ledger: Ledger):
+    ours, [theirs] = messages(*range(100), 10**6), messages(10**6)
+    rows.insert(ledger, ours)
+    rows.insert(ledger, [theirs], destination="rabbit")
+    rows.change(ledger, Change.CANCELLED, ours[-1])
+    rows.deliver(ledger, now_ms=NOW_MS + 99)
+    rows.fold_all(ledger)
+    ledger.transact(lambda c: fold.sample_depth(c, now_ms=NOW_MS))
+    for step in (MINUTE, 5 * MINUTE, HOUR, DAY):
+        [point] = series(ledger, NOW_MS, NOW_MS + 1000, step)
+        assert (point.scheduled, point.dispatched, point.cancelled, point.dead, point.early) == (102, 100, 1, 0, 0)
+        assert (point.depth, point.lateness_max_ms) == (1, 99)
+        assert point.lateness_p50_ms == pytest.approx(49.5, abs=2)
+        assert point.lateness_p95_ms == pytest.approx(95, abs=2)
+        assert point.lateness_p99_ms == pytest.approx(99, abs=2)
+    [of_rabbit] = series(ledger, NOW_MS, NOW_MS + 1000, MINUTE, "rabbit")
+    assert (of_rabbit.scheduled, of_rabbit.dispatched, of_rabbit.depth) == (1, 0, 1)
+    [embedded] = series(ledger, NOW_MS, NOW_MS + 1000, MINUTE, "")
+    assert (embedded.scheduled, embedded.dispatched, embedded.depth) == (101, 100, 0)
+
+
+def test_dead_and_requeued_messages_are_counted(ledger: Ledger):
+    rows.insert(ledger, messages(-1, -1), destination="rabbit")
+    claims = ledger.transact(
+        lambda c: delivery.claim_due(
+            c, destination="rabbit", owner="o", now_ms=NOW_MS, until_ms=NOW_MS + 1000, limit=10
+        )
+    )
+    ledger.transact(lambda c: delivery.mark_dead(c, claims, now_ms=NOW_MS, reason="no"))
+    rows.fold_all(ledger)
+    [point] = series(ledger, NOW_MS, NOW_MS + 1, MINUTE)
+    assert (point.dead, point.requeued, point.dispatched) == (2, 0, 0)
+
+
+def test_the_depth_of_an_interval_is_its_last_sample(ledger: Ledger):
+    for n in range(3):
+        rows.insert(ledger, messages(1))
+        ledger.transact(lambda c, at=START_MS + n * MINUTE_MS: fold.sample_depth(c, now_ms=at))
+    assert [point.depth for point in series(ledger, START_MS, START_MS + 4 * MINUTE_MS, MINUTE)] == [1, 2, 3, None]
+    assert [point.depth for point in series(ledger, START_MS, START_MS + 1, HOUR)] == [3]
+    assert [point.depth for point in series(ledger, START_MS, START_MS + 1, 5 * MINUTE)] == [3]
+
+
+@pytest.mark.parametrize("step", [0, 59, 90, -60])
+def test_a_step_that_is_no_number_of_minutes_is_refused(ledger: Ledger, step: int):
+    with pytest.raises(InvalidMessageError, match="number of minutes"):
+        series(ledger, NOW_MS, NOW_MS + 1, step)
+
+
+def test_too_many_points_are_refused(ledger: Ledger):
+    assert len(series(ledger, START_MS, START_MS + MAX_POINTS * MINUTE_MS, MINUTE)) == MAX_POINTS
+    with pytest.raises(InvalidMessageError, match="longer"):
+        series(ledger, START_MS, START_MS + MAX_POINTS * MINUTE_MS + 1, MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("range_ms", "step"),
+    [
+        (HOUR_MS, MINUTE),
+        (6 * HOUR_MS, 2 * MINUTE),
+        (DAY_MS, 10 * MINUTE),
+        (2 * DAY_MS, 15 * MINUTE),
+        (3 * DAY_MS, HOUR),
+        (7 * DAY_MS, HOUR),
+        (30 * DAY_MS, 6 * HOUR),
+        (90 * DAY_MS, 12 * HOUR),
+        (1000 * DAY_MS, 6 * DAY),
+    ],
+)
+def test_a_step_is_found_for_each_range(range_ms: int, step: int):
+    since_ms = NOW_MS - range_ms
+    found = statistics.step_for(since_ms=since_ms, until_ms=NOW_MS, now_ms=NOW_MS)
+    assert found == step
+    points = -(-(NOW_MS - start_of(since_ms, found)) // (found * 1000))
+    assert points <= MAX_POINTS
+
+
+def test_due_messages_are_told_by_minute_hour_and_day(ledger: Ledger):
+    now_ms = start_of(NOW_MS, DAY) + 5 * HOUR_MS + 30 * MINUTE_MS + 10_000
+    due = [0, 30_000, MINUTE_MS, 29 * MINUTE_MS, HOUR_MS, 20 * HOUR_MS, DAY_MS, 29 * DAY_MS]
+    rows.insert(ledger, messages(*(now_ms - NOW_MS + each for each in due)))
+    rows.fold_all(ledger)
+    minutes = upcoming(ledger, now_ms, Window.HOUR)
+    assert [bin.n for bin in minutes] == [2, 1, *[0] * 27, 1, *[0] * 30]
+    assert (minutes[0].start, minutes[0].end) == (from_ms(now_ms - 10_000), from_ms(now_ms + 50_000))
+    hours = upcoming(ledger, now_ms, Window.DAY)
+    assert [bin.n for bin in hours] == [4, 1, *[0] * 18, 1, 0, 0, 0]
+    days = upcoming(ledger, now_ms, Window.MONTH)
+    assert [bin.n for bin in days] == [5, 2, *[0] * 27, 1]
+    assert days[0].start == from_ms(start_of(now_ms, DAY))
+    for found in (minutes, hours, days):
+        assert all(bin.end == following.start for bin, following in pairwise(found))
+
+
+@pytest.mark.parametrize("window", list(Window))
+def test_overdue_messages_are_not_upcoming(ledger: Ledger, window: Window):
+    now_ms = start_of(NOW_MS, DAY) + 5 * HOUR_MS + 30 * MINUTE_MS
+    rows.insert(ledger, messages(*(now_ms - NOW_MS - each for each in (1, MINUTE_MS, HOUR_MS, DAY_MS))))
+    rows.fold_all(ledger)
+    assert sum(bin.n for bin in upcoming(ledger, now_ms, window)) == 0
+
+
+@pytest.mark.parametrize("window", list(Window))
+@pytest.mark.parametrize("at_ms", [0, 1, MINUTE_MS, HOUR_MS - 1, HOUR_MS, 23 * HOUR_MS + 59 * MINUTE_MS])
+def test_each_message_is_in_one_bin_at_any_time_of_the_day(sqlite_url: str, window: Window, at_ms: int):
+    ledger = Ledger(sqlite_url)
+    now_ms = start_of(NOW_MS, DAY) + at_ms
+    rows.insert(ledger, messages(*(now_ms - NOW_MS + n * 17 * MINUTE_MS for n in range(3000))))
+    rows.fold_all(ledger)
+    for each in upcoming(ledger, now_ms, window):
+        begin_ms, end_ms = (int(moment.timestamp() * 1000) for moment in (each.start, each.end))
+        due = [now_ms + n * 17 * MINUTE_MS for n in range(3000)]
+        assert each.n == sum(begin_ms <= due_ms < end_ms for due_ms in due)
+    ledger.close()
+
+
+def test_upcoming_messages_of_one_connection(ledger: Ledger):
+    rows.insert(ledger, messages(1000, 1000))
+    rows.insert(ledger, messages(1000), destination="rabbit")
+    rows.fold_all(ledger)
+    counts = {
+        destination: sum(bin.n for bin in upcoming(ledger, NOW_MS, Window.DAY, destination))
+        for destination in (None, "", "rabbit", "no-such")
+    }
+    assert counts == {None: 3, "": 2, "rabbit": 1, "no-such": 0}
