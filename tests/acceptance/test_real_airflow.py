@@ -37,7 +37,7 @@ def records(broker: EmbeddedBroker) -> Callable[[str], list[MessageRecord]]:
 
 @pytest.fixture
 def content(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
-    """Return what lies in a channel."""
+    """Return the messages in a channel."""
     return lambda channel: broker.peek(channel, limit=MANY)
 
 
@@ -120,7 +120,7 @@ def test_the_task_links_to_its_message(reminder: Run, airflow: Airflow) -> None:
     reminder.wait()
     message_id = reminder.result("remind_and_wait")
     links = reminder.api.links(reminder.dag_id, reminder.run_id, "remind_and_wait")
-    assert links == {"Delayed message": f"{airflow.url}/delay/messages/{message_id}"}
+    assert links == {"Delayed message": f"{airflow.url}/plugin/delayed-messages/messages/{message_id}"}
     page = reminder.api.http.get(links["Delayed message"])
     assert page.is_success
     assert message_id in page.text

@@ -168,7 +168,7 @@ def test_the_ledger_misses_a_dispatcher_that_was_killed(ledger: Ledger, ledger_u
 
 
 def test_the_ledger_knows_that_a_loop_stands_still(postgres_url: str, tmp_path: Path) -> None:
-    """B40, B41: the heartbeats go on, and say so."""
+    """B40, B41: the heartbeats continue, and report it."""
     ledger = Ledger(postgres_url)
     engine = create_engine(ledger.url)
     with running(tmp_path, "--ledger", postgres_url, program=IMPATIENT):

@@ -1,4 +1,4 @@
-"""What is said of destinations from what the management API answers."""
+"""The state of destinations, read from answers of the management API."""
 
 from __future__ import annotations
 
