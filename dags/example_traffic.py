@@ -22,7 +22,13 @@ DELAYS = [
     *(day * 24 * 3600 for day in (1, 2, 3, 7, 14, 21, 28, 30)),
 ]
 
-with DAG(dag_id="example_traffic", schedule=None, tags=["delay", "example"], doc_md=__doc__):
+with DAG(
+    dag_id="example_traffic",
+    schedule=None,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=5)},
+    tags=["delay", "example"],
+    doc_md=__doc__,
+):
 
     @task
     def find_connections() -> list[str]:
