@@ -24,7 +24,7 @@ CHECKED_SINCE = timedelta(seconds=4)
 #: A check that takes longer is reported as failed while it goes on.
 SLOW_SECONDS = 8.0
 VERIFY_INTERVAL = timedelta(minutes=5)
-SKEW_SECONDS = 60.0
+SKEW_SECONDS = 10.0
 #: For the answers of brokers that respond quickly.
 WAIT_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
