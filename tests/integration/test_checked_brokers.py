@@ -63,6 +63,7 @@ def test_real_brokers_are_described_and_those_that_are_down_delay_nothing(
         return statuses().keys() == opened.keys()
 
     wait_for(is_everything_known, what="the brokers that are down")
+    wait_for(lambda: statuses()[rabbitmq_version].clock_skew is not None, what="the clock of RabbitMQ")
     found = statuses()
     rabbit = found[rabbitmq_version]
     assert rabbit.reachable
