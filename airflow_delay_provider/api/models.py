@@ -22,6 +22,7 @@ def _require_storable(text: str) -> str:
 
 #: A criterion: no message has longer names.
 Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_require_storable)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
 MapIndex = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
@@ -221,7 +222,7 @@ class ScheduleBody(Body):
     payload: JsonValue = Field(description="Text is stored as text/plain, anything else as JSON.")
     payload_base64: bool = Field(False, description="The payload is base64 text of binary data.")
     deliver_at: AwareDatetime | None = Field(None, description="Not together with deliver_after.")
-    deliver_after: float | None = Field(None, description="Seconds from now.")
+    deliver_after: Seconds | None = Field(None, description="Seconds from now.")
     message_id: Text | None = Field(None, description="By default a new UUID.")
     key: str | None = None
     headers: dict[str, str] = {}
@@ -272,10 +273,13 @@ class RescheduleBody(Selection):
     """Messages and their new delivery time."""
 
     deliver_at: AwareDatetime | None = None
-    deliver_after: float | None = Field(None, description="Seconds from now; not together with ``page``.")
+    deliver_after: Seconds | None = Field(None, description="Seconds from now; not together with ``page``.")
     on_past: Literal["deliver", "fail"] = "deliver"
     generation: int | None = Field(
-        None, description="For one id: refuse with 409 if the message has changed since this generation."
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="For one id: refuse with 409 if the message has changed since this generation.",
     )
 
 

@@ -27,6 +27,8 @@ from airflow_delay_provider.domain.exceptions import (
 
 log = logging.getLogger(__name__)
 
+MEDIA_TYPE = "application/problem+json"
+
 #: The first class that matches decides.
 _STATUSES: tuple[tuple[type[DelayError], HTTPStatus], ...] = (
     (TooSoonError, HTTPStatus.PRECONDITION_FAILED),
@@ -60,6 +62,18 @@ def describes(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def describe_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """Correct an OpenAPI schema: errors have their own media type, and invalid requests get 400 instead of 422."""
+    for operation in (each for path in schema["paths"].values() for each in path.values()):
+        operation["responses"].pop("422", None)
+        for status, response in operation["responses"].items():
+            if status >= "400" and "application/json" in response["content"]:
+                response["content"] = {MEDIA_TYPE: response["content"].pop("application/json")}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(unused, None)
+    return schema
+
+
 def status_of(error: DelayError) -> HTTPStatus:
     """Return the HTTP status of an error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), HTTPStatus.SERVICE_UNAVAILABLE)
@@ -80,10 +94,8 @@ def handle_errors(app: FastAPI) -> None:
 
 def respond(status: int, detail: str, *, field: str | None = None, headers: Any = None) -> JSONResponse:
     """Return a problem."""
-    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, field=field)
-    return JSONResponse(
-        problem.model_dump(), status_code=status, media_type="application/problem+json", headers=headers
-    )
+    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=_plain(detail), field=field)
+    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
 async def _on_delay_error(_request: Request, error: DelayError) -> JSONResponse:
@@ -103,6 +115,11 @@ async def _on_http_error(_request: Request, error: HTTPException) -> JSONRespons
 async def _on_invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
     first: dict[str, Any] = jsonable_encoder(error.errors()[0], custom_encoder={bytes: repr, Exception: str})
     # The location begins with where the value stands: body, query, path or header.
-    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    field = _plain(".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0]))
     others = f" ({len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return respond(400, f"{field}: {first['msg']}{others}", field=field)
+
+
+def _plain(text: str) -> str:
+    """Return text that UTF-8 can encode: names of unknown fields may contain lone surrogates."""
+    return text.encode(errors="backslashreplace").decode()
