@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, R
 
 from airflow_delay_provider.api.auth import CurrentPermissions, Permissions, require_custom_header
 from airflow_delay_provider.api.ledgers import open_hook
-from airflow_delay_provider.api.models import ScheduleBody, Scheduled, Text
+from airflow_delay_provider.api.models import Channel, ScheduleBody, Scheduled, Text
 from airflow_delay_provider.api.problems import describes, detail_of
 from airflow_delay_provider.api.representation import api_path
 from airflow_delay_provider.domain.arguments import OnConflict, parse_moment
@@ -28,7 +28,11 @@ HEADER_PREFIX = "x-broker-header-"
 
 ScheduledFor = Annotated[
     str | None,
-    Header(alias="X-Broker-Scheduled-For", description="Delivery time as ISO-8601 with a time zone."),
+    Header(
+        alias="X-Broker-Scheduled-For",
+        description="Delivery time as ISO-8601 with a time zone.",
+        json_schema_extra={"format": "date-time"},
+    ),
 ]
 _CREATED: dict[int | str, dict[str, Any]] = {
     200: {"model": Scheduled, "description": "The id is taken, and on_conflict=keep: nothing was stored."},
@@ -102,7 +106,7 @@ def schedule_body(
     request: Request,
     response: Response,
     permissions: CurrentPermissions,
-    channel: str,
+    channel: Channel,
     payload: Annotated[bytes, Depends(_read_body)],
     conn_id: Annotated[Text | None, Query()] = None,
     hold: Annotated[Literal["broker", "ledger"] | None, Query()] = None,
