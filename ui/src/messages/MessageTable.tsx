@@ -61,11 +61,11 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
   });
 
   return (
-    <>
-      <Box aria-live="polite" minH={8}>
+    <Box position="relative">
+      <Box aria-live="polite" insetEnd={0} position="absolute" top={1} zIndex={1}>
         {changes > 0 && (
           <Button onClick={showChanges} size="xs" variant="subtle">
-            The list has changed: show {changes === 1 ? "1 change" : `${changes} changes`}
+            Show {changes === 1 ? "1 change" : `${changes} changes`}
           </Button>
         )}
       </Box>
@@ -74,6 +74,7 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
         onFocus={() => touch(true)}
         onPointerEnter={() => touch(true)}
         onPointerLeave={() => touch(false)}
+        whiteSpace="normal"
       >
         <Table.Root size="sm" tableLayout={{ base: "auto", md: "fixed" }}>
           <Table.Caption srOnly>{caption}</Table.Caption>
@@ -105,7 +106,7 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
           </Table.Body>
         </Table.Root>
       </Table.ScrollArea>
-    </>
+    </Box>
   );
 }
 
