@@ -6,7 +6,7 @@ import {
   type RowSelectionState,
   useReactTable,
 } from "@tanstack/react-table";
-import type { ReactNode } from "react";
+import { type ReactNode, useMemo } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
 import type { DeadLetter, MessageSummary } from "../api/client";
@@ -47,9 +47,12 @@ interface Props<T extends MessageSummary> {
 export function MessageTable<T extends MessageSummary>({ messages, columns, caption, list, selection }: Props<T>) {
   const ids = selection?.ids ?? [];
   const { rows, changes, touch, showChanges } = useSteadyRows(messages, list, ids.length > 0);
+  const hasCheckboxes = selection !== undefined;
+  const allColumns = useMemo(() => (hasCheckboxes ? [selectColumn<T>(), ...columns] : columns), [hasCheckboxes, columns]);
   const table = useReactTable({
     data: rows,
-    columns: selection === undefined ? columns : [selectColumn<T>(), ...columns],
+    columns: allColumns,
+    autoResetAll: false,
     getCoreRowModel: getCoreRowModel(),
     getRowId: ({ id }) => id,
     enableRowSelection: ({ original }) => original.can_edit,
