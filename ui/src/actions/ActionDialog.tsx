@@ -59,7 +59,7 @@ export function ActionDialog({ action, wording = WORDINGS[action.name], onClose,
       <Portal>
         <Dialog.Backdrop />
         <Dialog.Positioner>
-          <Dialog.Content mx={3}>
+          <Dialog.Content maxW="lg" mx={3}>
             <Dialog.Header>
               <Dialog.Title>{wording.name}</Dialog.Title>
             </Dialog.Header>
