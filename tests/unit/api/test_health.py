@@ -99,7 +99,7 @@ def test_a_killed_dispatcher_is_reported_with_the_command_that_starts_one(waitin
     found = only(dispatchers=[gone()], waiting_embedded=waiting)
     assert (found.severity, found.subject) == ("error", "dispatcher")
     assert found.text == (
-        "No dispatcher has been seen since 2029-12-31 23:59:30 UTC (killed sent its last heartbeat then)."
+        "No dispatcher has been seen since 2029-12-31 23:59:48 UTC (killed sent its last heartbeat then)."
         " Messages in the ledger wait until one runs."
     )
     assert found.remedy == "Start one with `airflow delay dispatcher`."

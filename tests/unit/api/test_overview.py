@@ -175,9 +175,8 @@ def test_a_killed_dispatcher_is_a_problem_until_another_one_starts(get: Get, del
 @pytest.mark.usefixtures("same_clock")
 def test_brokers_and_circuits_are_listed(get: Get, delay_kit: DelayTestKit) -> None:
     ledger = delay_kit.broker.ledger
-    ledger.transact(
-        lambda c: broker_status.write_reached(c, "rabbit", description="RabbitMQ 4", clock_skew=timedelta(seconds=9))
-    )
+    ledger.transact(broker_status.write_reached, "rabbit", description="RabbitMQ 4")
+    ledger.transact(broker_status.write_skew, "rabbit", timedelta(seconds=9))
     ledger.transact(
         lambda c: broker_status.write_topology(c, "rabbit", [TopologyIssue(text="a queue is missing", is_problem=True)])
     )
