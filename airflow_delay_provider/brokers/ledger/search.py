@@ -46,7 +46,7 @@ class MessageFilter:
     due_from_ms: int | None = None
     #: Exclusive.
     due_to_ms: int | None = None
-    #: Part of its id.
+    #: Part of its id; the whole id of a message finds that message alone.
     id_contains: str | None = None
 
 
@@ -209,16 +209,20 @@ def _plan(connection: Connection, criteria: MessageFilter) -> tuple[list[list[Co
     """Return index ranges that contain all messages that meet the criteria, and the conditions that remain."""
     values = {name: getattr(criteria, name) for name in (*_TASK, "channel", "map_index", "destination")}
     given = {name: value for name, value in values.items() if value is not None}
+    states = [state.value for state in criteria.states or tuple(State)]
+    is_wanted: list[_Condition] = [lambda columns: columns.state.in_(states)] if criteria.states else []
+    if criteria.id_contains is not None and _is_id(connection, criteria.id_contains):
+        remaining = [_equals(name, value) for name, value in given.items()]
+        return [[_MESSAGE.id == criteria.id_contains]], [*remaining, *is_wanted]
     leading = _leading(given)
     indexed = [_MESSAGE[name] == given.pop(name) for name in leading]
     remaining = [_equals(name, value) for name, value in given.items()]
     if criteria.id_contains is not None:
         text = criteria.id_contains
         remaining.append(lambda columns: contains(connection, columns.id, text))
-    states = [state.value for state in criteria.states or tuple(State)]
     if leading == _TASK:
         # Few messages come from one task instance, so one range contains all their states.
-        return [indexed], [*remaining, lambda columns: columns.state.in_(states)] if criteria.states else remaining
+        return [indexed], [*remaining, *is_wanted]
     # The index of destinations has separate ranges for messages that the broker holds itself.
     helds = (0, 1) if leading == ("destination",) else (None,)
     ranges = [
@@ -226,6 +230,11 @@ def _plan(connection: Connection, criteria: MessageFilter) -> tuple[list[list[Co
         for state, held in product(states, helds)
     ]
     return ranges, remaining
+
+
+def _is_id(connection: Connection, text: str) -> bool:
+    """Whether a text is the id of a message. Ids are indexed, but parts of ids are not."""
+    return connection.execute(select(_MESSAGE.seq).where(_MESSAGE.id == text)).one_or_none() is not None
 
 
 def _leading(given: Mapping[str, Any]) -> tuple[str, ...]:
