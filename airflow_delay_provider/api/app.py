@@ -12,6 +12,7 @@ from airflow_delay_provider.api import actions, messages, overview, retries, sch
 from airflow_delay_provider.api.auth import require_reader
 from airflow_delay_provider.api.ledgers import OpenLedgers
 from airflow_delay_provider.api.problems import handle_errors
+from airflow_delay_provider.api.static import mount_static
 
 TITLE = "Delayed messages"
 
@@ -22,6 +23,7 @@ def create_app() -> FastAPI:
     app.state.ledgers = OpenLedgers()
     handle_errors(app)
     app.include_router(_create_api())
+    mount_static(app)
     return app
 
 

@@ -26,7 +26,7 @@ class WriteHeartbeat:
     def __init__(self, context: Context, loops: Callable[[], Mapping[str, LoopHealth]]) -> None:
         self._context = context
         self._loops = loops
-        self._version = _installed_version()
+        self._version = installed_version()
         self._is_first = True
 
     def run_once(self) -> float:
@@ -53,6 +53,7 @@ class WriteHeartbeat:
                 index_connections=config.index,
                 kafka_connections=config.kafka,
                 loops={name: _report(health) for name, health in self._loops().items() if name != self.name},
+                clock_skew=heartbeats.measure_clock_skew(connection, self._context.clock),
             ),
         )
 
@@ -67,7 +68,8 @@ def _report(health: LoopHealth) -> dict[str, Any]:
     }
 
 
-def _installed_version() -> str:
+def installed_version() -> str:
+    """Return the version of this package."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:

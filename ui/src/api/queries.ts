@@ -1,0 +1,140 @@
+import { keepPreviousData, QueryClient, useQuery } from "@tanstack/react-query";
+import { useSearchParams } from "react-router-dom";
+
+import { ApiError, client, unwrap } from "./client";
+
+const REFRESH_MS = 4000;
+export type Range = "hour" | "day" | "month";
+
+/** The tasks, messages or retries of one DAG, run or task; undefined selects all. */
+export interface TaskFilter {
+  dag_id?: string;
+  run_id?: string;
+  task_id?: string;
+  map_index?: number;
+}
+
+// Airflow mounts a plugin again on each change of the path; what was read stays here.
+export const queryClient = new QueryClient({
+  defaultOptions: {
+    queries: {
+      // In a hidden tab this pauses.
+      refetchInterval: REFRESH_MS,
+      retry: (count, error) => count < 1 && (!(error instanceof ApiError) || error.status >= 500),
+      networkMode: "always",
+    },
+    mutations: { networkMode: "always" },
+  },
+});
+
+/** Returns the connection whose ledger is shown; undefined is the configured ledger. */
+export function useConnId(): string | undefined {
+  const [params] = useSearchParams();
+  return params.get("conn_id") ?? undefined;
+}
+
+export function useCounts() {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["counts", conn_id],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/counts", { params: { query: { conn_id } }, signal })),
+  });
+}
+
+export function useHealth() {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["health", conn_id],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/health", { params: { query: { conn_id } }, signal })),
+  });
+}
+
+export function useSeries(range: Range) {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["series", conn_id, range],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/series", { params: { query: { conn_id, range } }, signal })),
+    placeholderData: keepPreviousData,
+  });
+}
+
+export function useUpcoming(range: Range) {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["upcoming", conn_id, range],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/upcoming", { params: { query: { conn_id, range } }, signal })),
+    placeholderData: keepPreviousData,
+  });
+}
+
+export function useChannels() {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["channels", conn_id],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/channels", { params: { query: { conn_id } }, signal })),
+    refetchInterval: 60_000,
+  });
+}
+
+export function useMessages(query: MessagesQuery) {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["messages", conn_id, query],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/messages", { params: { query: { conn_id, ...query } }, signal })),
+    placeholderData: keepPreviousData,
+  });
+}
+
+export interface MessagesQuery extends TaskFilter {
+  state?: string[];
+  channel?: string;
+  connection?: string;
+  due_from?: string;
+  due_to?: string;
+  search?: string;
+  page?: string;
+}
+
+export function useDeadLetters(query: Omit<MessagesQuery, "state">) {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["dead-letters", conn_id, query],
+    queryFn: ({ signal }) =>
+      unwrap(client.GET("/v1/dead-letters", { params: { query: { conn_id, ...query } }, signal })),
+    placeholderData: keepPreviousData,
+  });
+}
+
+export function useMessage(message_id: string) {
+  const conn_id = useConnId();
+  const params = { path: { message_id }, query: { conn_id } };
+  return useQuery({
+    queryKey: ["message", conn_id, message_id],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/messages/{message_id}", { params, signal })),
+  });
+}
+
+export function useHistory(message_id: string) {
+  const conn_id = useConnId();
+  const params = { path: { message_id }, query: { conn_id } };
+  return useQuery({
+    queryKey: ["history", conn_id, message_id],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/history/{message_id}", { params, signal })),
+  });
+}
+
+export function useRetries(query: TaskFilter & { page?: string }) {
+  const conn_id = useConnId();
+  return useQuery({
+    queryKey: ["retries", conn_id, query],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/retries", { params: { query: { conn_id, ...query } }, signal })),
+    placeholderData: keepPreviousData,
+  });
+}
+
+export function useAttempts(query: { dag_id: string; run_id: string; task_id: string; map_index: number }) {
+  return useQuery({
+    queryKey: ["attempts", query],
+    queryFn: ({ signal }) => unwrap(client.GET("/v1/attempts", { params: { query }, signal })),
+  });
+}

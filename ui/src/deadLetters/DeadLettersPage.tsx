@@ -1,0 +1,61 @@
+import { useState } from "react";
+import { useSearchParams } from "react-router-dom";
+
+import type { DeadLetter } from "../api/client";
+import { useDeadLetters } from "../api/queries";
+import { EmptyState } from "../layout/EmptyState";
+import { Loaded } from "../layout/Loaded";
+import { Pager } from "../layout/Pager";
+import { FilterBar } from "../messages/FilterBar";
+import { readFilters } from "../messages/filters";
+import { connectionColumn, idColumn, MessageTable, originColumn, reasonColumn } from "../messages/MessageTable";
+import { SelectionBar } from "../messages/SelectionBar";
+
+const COLUMNS = [idColumn<DeadLetter>(), reasonColumn, connectionColumn<DeadLetter>(), originColumn<DeadLetter>()];
+
+export function DeadLettersPage() {
+  const [params, setParams] = useSearchParams();
+  const [ids, setIds] = useState<string[]>([]);
+  const { state, ...filters } = readFilters(params);
+  const query = useDeadLetters({ ...filters, page: params.get("page") ?? undefined });
+  const selection = { ids, onChange: setIds };
+  const turn = (token: string) =>
+    setParams((current) => {
+      current.set("page", token);
+      return current;
+    });
+
+  return (
+    <>
+      <FilterBar />
+      <Loaded query={query}>
+        {({ messages, next, prev }) => {
+          const canReplay = messages.some(({ can_edit }) => can_edit);
+          return messages.length === 0 ? (
+            <EmptyState title={Object.keys(filters).length > 0 ? "No dead letter matches" : "No dead letters"}>
+              A message that cannot be delivered appears here with the reason.
+            </EmptyState>
+          ) : (
+            <>
+              {canReplay && (
+                <SelectionBar
+                  actions={["replay"]}
+                  filter={filters}
+                  selection={selection}
+                />
+              )}
+              <MessageTable
+                caption="Dead letters"
+                columns={COLUMNS}
+                list={params.toString()}
+                messages={messages}
+                selection={canReplay ? selection : undefined}
+              />
+              <Pager next={next} onTurn={turn} prev={prev} />
+            </>
+          );
+        }}
+      </Loaded>
+    </>
+  );
+}

@@ -1,0 +1,113 @@
+import { Grid, Text } from "@chakra-ui/react";
+
+import type { SeriesPoint } from "../api/client";
+import { useSeries, useUpcoming } from "../api/queries";
+import { Loaded } from "../layout/Loaded";
+import { RangeSwitch, useRange } from "../layout/RangeSwitch";
+import { Section } from "../layout/Section";
+import { describeSpan } from "../time/span";
+import { Chart, type Line } from "./Chart";
+
+const COLUMNS = { base: "minmax(0, 1fr)", lg: "minmax(0, 1fr) minmax(0, 1fr)" };
+
+export function UpcomingChart() {
+  const range = useRange("upcoming");
+  return (
+    <Section controls={<RangeSwitch label="Coming up within" name="upcoming" />} title="Coming up">
+      <Loaded query={useUpcoming(range)}>
+        {({ bins, step_seconds }) => {
+          const total = bins.reduce((sum, { count }) => sum + count, 0);
+          const most = Math.max(0, ...bins.map(({ count }) => count));
+          const step = describeSpan(step_seconds * 1000);
+          return (
+            <>
+              <Text color="fg.muted" fontSize="sm">
+                {total.toLocaleString("en")} messages are due, at most {most.toLocaleString("en")} in {step}.
+              </Text>
+              <Chart
+                description={`Scheduled messages by delivery time: ${total} messages, at most ${most} in ${step}`}
+                kind="bar"
+                lines={[{ label: "due", colour: "blue.solid", values: bins.map(({ count }) => count) }]}
+                times={bins.map(({ at }) => at)}
+              />
+            </>
+          );
+        }}
+      </Loaded>
+    </Section>
+  );
+}
+
+export function SeriesCharts() {
+  const range = useRange("range");
+  return (
+    <Section controls={<RangeSwitch label="Figures of the last" name="range" />} title="Over time">
+      <Loaded query={useSeries(range)}>
+        {({ points }) => (
+          <Grid gap={6} templateColumns={COLUMNS}>
+            <Figure
+              description={`Lateness of dispatched messages. ${worstLateness(points)}`}
+              format={describeSpan}
+              lines={[
+                line("p50", "green.solid", points, (point) => point.lateness?.p50_ms ?? null),
+                line("p95", "orange.solid", points, (point) => point.lateness?.p95_ms ?? null),
+                line("p99", "red.solid", points, (point) => point.lateness?.p99_ms ?? null),
+              ]}
+              points={points}
+              title="Lateness"
+            />
+            <Figure
+              description={`Messages per interval: ${sum(points, "scheduled")} scheduled, ${sum(points, "dispatched")} dispatched, ${sum(points, "cancelled")} cancelled, ${sum(points, "dead")} dead`}
+              lines={[
+                line("scheduled", "blue.solid", points, (point) => point.scheduled),
+                line("dispatched", "green.solid", points, (point) => point.dispatched),
+                line("cancelled", "gray.solid", points, (point) => point.cancelled),
+                line("dead", "red.solid", points, (point) => point.dead),
+              ]}
+              points={points}
+              title="Throughput"
+            />
+            <Figure
+              description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
+              lines={[line("scheduled", "blue.solid", points, (point) => point.depth)]}
+              points={points}
+              title="Depth: messages that wait"
+            />
+          </Grid>
+        )}
+      </Loaded>
+    </Section>
+  );
+}
+
+interface FigureProps {
+  title: string;
+  description: string;
+  points: SeriesPoint[];
+  lines: Line[];
+  format?: (value: number) => string;
+}
+
+function Figure({ title, description, points, lines, format }: FigureProps) {
+  return (
+    <figure>
+      <Text asChild fontSize="sm" fontWeight="semibold">
+        <figcaption>{title}</figcaption>
+      </Text>
+      <Chart description={description} format={format} kind="line" lines={lines} times={points.map(({ at }) => at)} />
+    </figure>
+  );
+}
+
+function line(label: string, colour: string, points: SeriesPoint[], value: (point: SeriesPoint) => number | null): Line {
+  return { label, colour, values: points.map(value) };
+}
+
+function sum(points: SeriesPoint[], name: "scheduled" | "dispatched" | "cancelled" | "dead"): number {
+  return points.reduce((total, point) => total + point[name], 0);
+}
+
+function worstLateness(points: SeriesPoint[]): string {
+  const worst = Math.max(...points.map(({ lateness }) => lateness?.p99_ms ?? -1));
+  return worst < 0 ? "None was dispatched." : `The worst p99 is ${describeSpan(worst)}.`;
+}
