@@ -12,13 +12,12 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from airflow_delay_provider.brokers.ledger.listing import Cursor
 from airflow_delay_provider.domain.lifecycle import State
@@ -26,7 +25,7 @@ from benchmarks import api_report, api_rows, results
 from benchmarks.api_rows import CHANNELS, DAGS, HELD_BY_BROKER, HELD_BY_LEDGER, TASKS
 from benchmarks.api_server import Client, serve
 from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
-from benchmarks.measuring import MismatchError, Results, expect, percentile, say
+from benchmarks.measurement import MismatchError, Results, expect, percentile, say
 
 SMALL, LARGE = "bench_small", "bench_large"
 PAGE = 50

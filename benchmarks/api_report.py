@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks import plots
-from benchmarks.measuring import Measurement, Results
+from benchmarks.measurement import Measurement, Results
 from benchmarks.results import show
 
 #: The aim for the 99th percentile in the large ledger, in times that in the small one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from benchmarks.measuring import MismatchError
+from benchmarks.measurement import MismatchError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -44,9 +44,7 @@ def create() -> FastAPI:
     Base.metadata.create_all(settings.engine)
     app = create_app()
     token = init_auth_manager(app).generate_jwt(SimpleAuthManagerUser(username="bench", role="admin"))
-    file = Path(os.environ[_TOKEN_VARIABLE])
-    file.with_suffix(".new").write_text(token)
-    file.with_suffix(".new").rename(file)
+    Path(os.environ[_TOKEN_VARIABLE]).write_text(token)
     return app
 
 
@@ -79,22 +77,17 @@ class Client:
 @contextmanager
 def serve(ledgers: Mapping[str, str]) -> Iterator[Client]:
     """Run the API on these ledgers, by the id of their connection, and yield a client of an administrator."""
-    with tempfile.TemporaryDirectory(prefix="delay-bench-api-") as folder, socket.create_server(("127.0.0.1", 0)) as port:
-        token = Path(folder) / "token"
-        log = Path(folder) / "log"
+    with tempfile.TemporaryDirectory(prefix="delay-bench-api-") as folder:
+        token, log = Path(folder) / "token", Path(folder) / "log"
+        # It says in its log on which free port it answers. A socket that it inherits would be without TCP_NODELAY,
+        # and each answer 40 ms later.
         command = [sys.executable, "-m", "uvicorn", "--factory", "benchmarks.api_server:create"]
-        command += ["--fd", str(port.fileno()), "--log-level", "warning", "--no-access-log"]
+        command += ["--port", "0", "--no-access-log"]
+        environment = os.environ | _environment(Path(folder), ledgers) | {_TOKEN_VARIABLE: str(token)}
         with log.open("w") as writing:
-            process = subprocess.Popen(
-                command,
-                stdout=writing,
-                stderr=writing,
-                pass_fds=[port.fileno()],
-                env=os.environ | _environment(Path(folder), ledgers) | {_TOKEN_VARIABLE: str(token)},
-            )
+            process = subprocess.Popen(command, stdout=writing, stderr=writing, env=environment)
             try:
-                _wait_for(token, process, log)
-                client = Client(port.getsockname()[1], token.read_text())
+                client = Client(_wait_for_port(process, log), token.read_text())
                 yield client
                 client.close()
             finally:
@@ -115,9 +108,10 @@ def _environment(folder: Path, ledgers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _wait_for(token: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
     deadline = time.monotonic() + READY_SECONDS
-    while not token.exists():
+    while (said := re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text())) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise MismatchError(f"the API server did not start:\n{log.read_text()}")
         time.sleep(0.05)
+    return int(said[1])

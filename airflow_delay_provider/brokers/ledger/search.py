@@ -24,6 +24,8 @@ _TASK = ("dag_id", "run_id", "task_id")
 EMBEDDED = ""
 #: Rows of each state that one page searches at most, for criteria without an index.
 SCANNED = 2000
+#: Rows that are searched first, for each message that is missing on the page.
+FEW = 5
 #: More overdue messages are not counted.
 MOST_OVERDUE = 10_000
 
@@ -172,16 +174,21 @@ class _Scan:
         return rows, _position(rows[-1]) if len(rows) == limit else None
 
     def _search(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
-        scanned = query.limit(SCANNED).subquery()
+        # Where many rows meet the criteria, a few of them are enough; databases sort all rows of the inner query.
+        for size in (min(FEW * limit, SCANNED), SCANNED):
+            rows = self._meeting(query.limit(size), limit)
+            if len(rows) == limit:
+                return rows, _position(rows[-1])
+        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
+        return rows, None if last is None else _position(last)
+
+    def _meeting(self, query: Select[AnyRow], limit: int) -> list[AnyRow]:
+        scanned = query.subquery()
         columns = scanned.c
         wanted = [condition(columns) for condition in self._unindexed]
         order = (columns.deliver_at_ms, columns.seq)
         ordered = select(scanned).where(*wanted).order_by(*(c.desc() if self._backwards else c for c in order))
-        rows = list(self._connection.execute(ordered.limit(limit)))
-        if len(rows) == limit:
-            return rows, _position(rows[-1])
-        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
-        return rows, None if last is None else _position(last)
+        return list(self._connection.execute(ordered.limit(limit)))
 
     def _range(self, conditions: Sequence[ColumnElement[bool]], position: Position | None) -> Select[AnyRow]:
         query = select(*SUMMARY_COLUMNS).where(*conditions, *self._due())
