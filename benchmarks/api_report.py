@@ -45,9 +45,8 @@ def table(measurements: Sequence[Measurement]) -> str:
         values = (show(each.value) for each in (typical.small, typical.large, pair.small, pair.large))
         ratio = pair.large.ratio or 0
         verdict = "yes" if ratio <= MOST else "**no**"
-        lines.append(
-            f"| {pair.store} | {pair.name} | {' | '.join(values)} | {typical.large.ratio:.2f} | {ratio:.2f} | {verdict} |"
-        )
+        ratios = f"{typical.large.ratio:.2f} | {ratio:.2f}"
+        lines.append(f"| {pair.store} | {pair.name} | {' | '.join(values)} | {ratios} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -99,7 +98,9 @@ def _draw(results: Results) -> Figure:
         axis.set_xlabel("p99, milliseconds a request")
         axis.legend(loc="lower right", fontsize="small")
         plots.finish(axis, store, grid="x")
-    figure.suptitle(f"What a request to the HTTP API costs, and how many times more in the large ledger (aim: {MOST:g})")
+    figure.suptitle(
+        f"What a request to the HTTP API costs, and how many times more in the large ledger (aim: {MOST:g})"
+    )
     return figure
 
 

@@ -80,9 +80,9 @@ def fill(database: Database, url: str, *, n: int, now_ms: int) -> None:
         for statement in _statements(_SQL[database.name], n, now_ms):
             connection.execute(statement)
         connection.execute("COMMIT")
-    database.settle(url)
+    database.analyze(url)
     _fold(url, now_ms)
-    database.settle(url)
+    database.analyze(url)
 
 
 def _fold(url: str, now_ms: int) -> None:
