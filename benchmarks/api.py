@@ -134,9 +134,9 @@ def _measure(client: Client, store: str, found: Results, sizes: Sizes, now: date
             p50.setdefault(key, []).append(percentile(values, 0.5))
             p99.setdefault(key, []).append(percentile(values, 0.99))
     for small, _ in pairs:
-        for share, values in (("p50", p50), ("p99", p99)):
+        for share, measured in (("p50", p50), ("p99", p99)):
             base, name = (api_report.label(small.name, n, share) for n in sizes.messages)
-            at_small, at_large = values[(small.name, SMALL)], values[(small.name, LARGE)]
+            at_small, at_large = measured[(small.name, SMALL)], measured[(small.name, LARGE)]
             found.add(store, base, at_small, "ms")
             found.add(store, name, at_large, "ms", ratio_to=base, base=at_small)
 

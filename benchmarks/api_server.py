@@ -40,7 +40,7 @@ def create() -> FastAPI:
 
     from airflow_delay_provider.api.app import create_app
 
-    import_all_models()
+    import_all_models()  # type: ignore[no-untyped-call]  # Airflow's own
     Base.metadata.create_all(settings.engine)
     app = create_app()
     token = init_auth_manager(app).generate_jwt(SimpleAuthManagerUser(username="bench", role="admin"))
