@@ -10,7 +10,8 @@ from sqlalchemy import select
 from airflow_delay_provider.api.auth import CurrentPermissions, mask_secrets
 from airflow_delay_provider.api.health import Observed, find_problems
 from airflow_delay_provider.api.ledgers import RequestedLedger
-from airflow_delay_provider.api.models import (
+from airflow_delay_provider.api.models import Text
+from airflow_delay_provider.api.overview_models import (
     BrokerStatus,
     DispatcherLoop,
     DispatcherStatus,
@@ -20,7 +21,6 @@ from airflow_delay_provider.api.models import (
     Me,
     Series,
     SeriesPoint,
-    Text,
     TopologyIssue,
     Upcoming,
 )

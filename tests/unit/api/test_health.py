@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.api.health import Observed, find_problems
-from airflow_delay_provider.api.models import HealthProblem
+from airflow_delay_provider.api.overview_models import HealthProblem
 from airflow_delay_provider.brokers.ledger.broker_status import STALE_AFTER, BrokerStatus
 from airflow_delay_provider.brokers.ledger.cluster_circuits import Outage
 from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER, DispatcherRecord, LoopReport
