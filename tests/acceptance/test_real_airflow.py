@@ -252,6 +252,7 @@ def test_a_task_resumes_although_the_triggerer_was_killed_while_its_message_was_
         ("example_control", None),
         ("example_order", None),
         ("example_consume", None),
+        ("example_traffic", None),
         # Its messages are due on the next morning, which has passed: they are delivered at once.
         ("example_delayed_message", "2025-06-01T00:00:00Z"),
     ],

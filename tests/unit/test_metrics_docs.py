@@ -8,7 +8,6 @@ import re
 import shlex
 import urllib.request
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.arguments import OnConflict
-from airflow_delay_provider.domain.clock import floor_ms
+from airflow_delay_provider.domain.clock import SystemClock, floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
 from tests.unit.cli.commandline import parser
@@ -63,13 +62,13 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         raise BrokerError(f"{conn_id} cannot be reached")
 
     ledger = Ledger(f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.db'}")
-    broker = EmbeddedBroker(ledger)
-    soon = broker.clock.now() + timedelta(milliseconds=50)
-    broker.schedule([Message(channel="here", payload=b"", deliver_at=soon)])
-    for_broker = Message(channel="there", payload=b"", deliver_at=soon)
-    ledger.transact(
-        scheduling.insert, [for_broker], destination="mq", on_conflict=OnConflict.FAIL, now_ms=floor_ms(soon)
-    )
+    now = SystemClock().now()
+    # Stored without a broker, which would dispatch a due message itself.
+    for channel, destination in (("here", None), ("there", "mq")):
+        due = Message(channel=channel, payload=b"", deliver_at=now)
+        ledger.transact(
+            scheduling.insert, [due], destination=destination, on_conflict=OnConflict.FAIL, now_ms=floor_ms(now)
+        )
     dispatcher = Dispatcher(ledger, open_broker=refuse, config=DispatcherConfig(health_port=0))
     dispatcher.start()
 

@@ -292,6 +292,6 @@ def test_a_dispatcher_follows_the_given_connections_and_one_that_is_down_blocks_
             health = dispatcher.health()["loops"]
         finally:
             assert dispatcher.stop()
-    assert len(opened) == 1
+    assert 1 <= len(opened) <= 2, "one to read its journal, one to check it"
     assert health["project_journal:there"]["well"]
     assert "cannot be reached" in health["project_journal:down"]["error"]
