@@ -36,9 +36,9 @@ test("a distance says whether it is past or to come", () => {
 test("a countdown counts down and then says how long the message is overdue", () => {
   show(<Countdown at="2026-11-18T12:00:03Z" />);
   expect(screen.getByText("in 3 s")).toHaveAttribute("title", "2026-11-18 12:00:03.000 UTC");
-  act(() => vi.advanceTimersByTime(3000));
+  act(() => void vi.advanceTimersByTime(3000));
   expect(screen.getByText("due now")).toBeVisible();
-  act(() => vi.advanceTimersByTime(60_000));
+  act(() => void vi.advanceTimersByTime(60_000));
   expect(screen.getByText("1 min overdue")).toBeVisible();
 });
 
