@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -121,6 +122,5 @@ def _aim(case: Case, conn_id: str, *, is_known: bool) -> None:
             case.body["ids"] = KNOWN_IDS[:3]
     for name, value in (case.path_parameters or {}).items():
         # Airflow's own router answers paths with line breaks; they do not reach this application.
-        case.path_parameters[name] = (
-            KNOWN_IDS[0] if is_known and name == "message_id" else "".join(str(value).split("\n"))
-        )
+        is_id = is_known and name == "message_id"
+        case.path_parameters[name] = KNOWN_IDS[0] if is_id else re.sub("\n|%0A", "", str(value), flags=re.IGNORECASE)
