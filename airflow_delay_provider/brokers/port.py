@@ -320,6 +320,10 @@ class Broker(Closeable):
     def check(self) -> str:
         """Connect, and return one line about the broker."""
 
+    def clock_skew(self) -> timedelta | None:
+        """Return the broker's clock minus this machine's; None if the broker does not tell its time."""
+        return None
+
 
 def _require_distinct_ids(messages: Sequence[Message]) -> None:
     seen: set[str] = set()

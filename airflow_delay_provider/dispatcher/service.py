@@ -7,14 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_delay_provider.brokers.ledger import delivery, listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.heartbeats import INTERVAL
 from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
+from airflow_delay_provider.dispatcher.check_brokers import CheckBrokers
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
+from airflow_delay_provider.dispatcher.fold_statistics import FoldStatistics
 from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
 from airflow_delay_provider.dispatcher.loop import Context, Loop, LoopThread, TokenBucket
 from airflow_delay_provider.dispatcher.monitoring import HealthServer, Observer, PrometheusObserver
@@ -84,6 +88,8 @@ class Dispatcher:
             RescueStale(self._context),
             Prune(self._context),
             ServeDestinations(self),
+            FoldStatistics(self._context),
+            CheckBrokers(self._context, self._open_broker),
             *(ProjectJournal(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.index)),
             *(DispatchKafka(self._context, each, self._open_broker) for each in dict.fromkeys(self.config.kafka)),
             self._heartbeat,
@@ -159,7 +165,11 @@ class Dispatcher:
         return self._prometheus.render()
 
     def _start_loop(self, loop: Loop) -> None:
-        thread = LoopThread(loop, stop=self._stop, backoff=self.config.backoff, observers=self._context.observers)
+        backoff = self.config.backoff
+        if loop is self._heartbeat and backoff.cap > INTERVAL:
+            # After an outage of the database, a dispatcher must not look gone because it waits for its next attempt.
+            backoff = replace(backoff, initial=min(backoff.initial, INTERVAL), cap=INTERVAL)
+        thread = LoopThread(loop, stop=self._stop, backoff=backoff, observers=self._context.observers)
         self._threads[loop.name] = thread
         thread.start()
 

@@ -53,6 +53,7 @@ class WriteHeartbeat:
                 index_connections=config.index,
                 kafka_connections=config.kafka,
                 loops={name: _report(health) for name, health in self._loops().items() if name != self.name},
+                clock_skew=heartbeats.measure_clock_skew(connection, self._context.clock),
             ),
         )
 

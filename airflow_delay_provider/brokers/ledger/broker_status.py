@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, select, update
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms, upsert_into
 from airflow_delay_provider.brokers.ledger.journal import storable
 from airflow_delay_provider.brokers.ledger.records import AnyRow
-from airflow_delay_provider.brokers.ledger.tables import broker
+from airflow_delay_provider.brokers.ledger.tables import broker, message_count
 from airflow_delay_provider.brokers.port import TopologyIssue
 from airflow_delay_provider.domain.clock import ONE_MS, from_ms
 
@@ -53,9 +53,16 @@ class BrokerStatus:
         return self.age >= STALE_AFTER
 
 
-def needs_check(connection: Connection, conn_id: str, *, interval: timedelta) -> bool:
-    """Whether no dispatcher has checked a broker within ``interval``."""
-    recent = database_now_ms(connection) - interval // ONE_MS
+def destinations(connection: Connection) -> list[str]:
+    """Return the connections that the messages of this ledger go to."""
+    counted = message_count.c
+    query = select(counted.destination).where(counted.destination != "", counted.n > 0).distinct()
+    return list(connection.execute(query.order_by(counted.destination)).scalars())
+
+
+def needs_check(connection: Connection, conn_id: str, *, since: timedelta) -> bool:
+    """Whether no dispatcher has checked a broker for this long."""
+    recent = database_now_ms(connection) - since // ONE_MS
     query = select(_ROW.conn_id).where(_ROW.conn_id == conn_id, _ROW.checked_at_ms > recent)
     return connection.execute(query).first() is None
 

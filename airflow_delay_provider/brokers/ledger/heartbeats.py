@@ -23,9 +23,9 @@ from airflow_delay_provider.brokers.ledger.tables import dispatcher
 from airflow_delay_provider.domain.clock import ONE_MS, Clock, from_ms
 
 #: Between two heartbeats.
-INTERVAL = timedelta(seconds=5)
-#: A dispatcher whose last heartbeat is older has died or is frozen.
-GONE_AFTER = timedelta(seconds=30)
+INTERVAL = timedelta(seconds=3)
+#: A dispatcher whose last heartbeat is older has died or is frozen: three in a row are missing.
+GONE_AFTER = timedelta(seconds=12)
 #: Rows of dead dispatchers are kept this long, and the newest one until another dispatcher starts.
 KEPT = timedelta(days=1)
 #: Most rows that are read: a dispatcher that crashes at each start leaves many.

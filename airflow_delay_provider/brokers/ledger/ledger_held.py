@@ -158,6 +158,9 @@ class LedgerHeldBroker(LedgerBroker):
     def check(self) -> str:
         return f"{super().check()}; {self.target.check()}"
 
+    def clock_skew(self) -> timedelta | None:
+        return self.target.clock_skew()
+
     def close(self) -> None:
         try:
             self.target.close()

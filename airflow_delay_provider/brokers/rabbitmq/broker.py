@@ -24,7 +24,12 @@ from airflow_delay_provider.brokers.rabbitmq import admin, wire
 from airflow_delay_provider.brokers.rabbitmq.client import RabbitMQClient
 from airflow_delay_provider.brokers.rabbitmq.config import RabbitMQConfig
 from airflow_delay_provider.brokers.rabbitmq.journal import JournalReader
-from airflow_delay_provider.brokers.rabbitmq.management import DispatchCheck, count_in_relays, wake_queues
+from airflow_delay_provider.brokers.rabbitmq.management import (
+    DispatchCheck,
+    count_in_relays,
+    measure_clock_skew,
+    wake_queues,
+)
 from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages, count_parked
 from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
@@ -299,6 +304,9 @@ class RabbitMQBroker(BrokerHeld, HasTopology, KeepsUndelivered):
             None: f"is not visible to user {self.config.login!r}, who has no permission on it, see docs/rabbitmq.md",
         }[admin.is_declared(connection, self.topology)]
         return f"{self.config.name}: {connection.server} answers; the ladder {self.topology.prefix} {state}"
+
+    def clock_skew(self) -> timedelta | None:
+        return measure_clock_skew(self.config, self.clock)
 
     def close(self) -> None:
         self._client.close()

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
+from airflow_delay_provider.domain.clock import Clock
 from airflow_delay_provider.domain.exceptions import BrokerError
 
 if TYPE_CHECKING:
@@ -110,6 +112,26 @@ def wake_queues(config: RabbitMQConfig) -> bool:
         log.warning("The queues of the ladder were not woken, so some messages may be late: %s", error)
         return False
     return True
+
+
+def measure_clock_skew(config: RabbitMQConfig, clock: Clock) -> timedelta | None:
+    """Return the clock of the management API's node minus ``clock``, up to a second off; None if it is not known.
+
+    The time comes in whole seconds, cut off.
+    """
+    import httpx
+
+    if config.management_url is None:
+        return None
+    url = config.management_url.rstrip("/") + "/api/whoami"
+    before = clock.now()
+    try:
+        said = parsedate_to_datetime(httpx.get(url, timeout=config.connect_seconds).headers["date"])
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        log.debug("The management API of %s does not tell its time (%s)", config.name, type(error).__name__)
+        return None
+    asked = before + (clock.now() - before) / 2
+    return said + timedelta(seconds=0.5) - asked
 
 
 def _request(
