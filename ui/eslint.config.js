@@ -14,6 +14,9 @@ export default tseslint.config(
     rules: {
       "no-alert": "error",
       "no-console": "error",
+      // The React Compiler is not used.
+      "react-hooks/incompatible-library": "off",
+      "@typescript-eslint/no-unused-vars": ["error", { ignoreRestSiblings: true }],
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
       "@typescript-eslint/no-confusing-void-expression": ["error", { ignoreArrowShorthand: true }],
     },

@@ -19,25 +19,26 @@ export function count(action: Action, newTime: NewTime): Promise<ActionResult> {
   return send(action, newTime, true);
 }
 
-/** Repeats the action until no message of the filter is left. Reports how many are changed so far. */
+/** Performs the action on all pages of the filter. Reports how many are changed so far. */
 export async function perform(
   action: Action,
   newTime: NewTime,
   onProgress: (changed: number) => void,
 ): Promise<ActionResult> {
   let total = await send(action, newTime, false);
-  let last = total;
-  // An answer that changes nothing ends it, or messages that are refused each time would keep it going.
-  while (last.has_more && last.changed > 0) {
+  while (total.next !== null) {
     onProgress(total.changed);
-    last = await send(action, newTime, false);
-    total = { ...last, changed: total.changed + last.changed, refused: [...total.refused, ...last.refused] };
+    // All get the same time, however long it takes.
+    const sameTime = total.deliver_at === null ? newTime : { deliver_at: total.deliver_at };
+    const more = await send(action, sameTime, false, total.next);
+    total = { ...more, changed: total.changed + more.changed, refused: [...total.refused, ...more.refused] };
   }
   return total;
 }
 
-function send({ name, target, connId, generation }: Action, newTime: NewTime, dry_run: boolean): Promise<ActionResult> {
-  const body = { ...target, conn_id: connId, dry_run };
+function send(action: Action, newTime: NewTime, dry_run: boolean, page?: string): Promise<ActionResult> {
+  const { name, target, connId, generation } = action;
+  const body = { ...target, conn_id: connId, dry_run, page };
   switch (name) {
     case "cancel":
       return unwrap(client.POST("/v1/actions/cancel", { body }));

@@ -95,7 +95,7 @@ export interface MessagesQuery extends TaskFilter {
   page?: string;
 }
 
-export function useDeadLetters(query: Omit<MessagesQuery, "state"> & { reason?: string }) {
+export function useDeadLetters(query: Omit<MessagesQuery, "state">) {
   const conn_id = useConnId();
   return useQuery({
     queryKey: ["dead-letters", conn_id, query],

@@ -4,23 +4,6 @@
  */
 
 export interface paths {
-    "/v1/me": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Me */
-        get: operations["me_v1_me_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/v1/messages": {
         parameters: {
             query?: never;
@@ -28,10 +11,17 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Messages */
-        get: operations["messages_v1_messages_get"];
+        /**
+         * List Messages
+         * @description List messages of DAGs that you may read, ordered by delivery time.
+         */
+        get: operations["list_messages_v1_messages_get"];
         put?: never;
-        post?: never;
+        /**
+         * Schedule Message
+         * @description Schedule a message; needs the right to edit the connection. Returns once the broker has confirmed it.
+         */
+        post: operations["schedule_message_v1_messages_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -45,8 +35,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Message */
-        get: operations["message_v1_messages__message_id__get"];
+        /**
+         * Get Message
+         * @description Return one message with its content.
+         */
+        get: operations["get_message_v1_messages__message_id__get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -62,8 +55,31 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** History */
-        get: operations["history_v1_history__message_id__get"];
+        /**
+         * Get History
+         * @description Return what happened to a message, oldest first.
+         */
+        get: operations["get_history_v1_history__message_id__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/payload/{message_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Download Payload
+         * @description Return the whole payload, unmasked, to users who may change the message.
+         */
+        get: operations["download_payload_v1_payload__message_id__get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -79,8 +95,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Counts */
-        get: operations["counts_v1_counts_get"];
+        /**
+         * Count Messages
+         * @description Count messages by state. Counts include messages of DAGs that you may not read.
+         */
+        get: operations["count_messages_v1_counts_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -96,10 +115,55 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Channels */
-        get: operations["channels_v1_channels_get"];
+        /**
+         * List Channels
+         * @description List channels with their messages by state.
+         */
+        get: operations["list_channels_v1_channels_get"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/dead-letters": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Dead Letters
+         * @description List dead messages of DAGs that you may read, with the reason, ordered by delivery time.
+         */
+        get: operations["list_dead_letters_v1_dead_letters_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/channels/{channel}/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Schedule Body
+         * @description Schedule the body of the request as it is, with its content type; without a delivery time it is due now.
+         *
+         *     Headers that begin with ``X-Broker-Header-`` become headers of the message.
+         */
+        post: operations["schedule_body_v1_channels__channel__messages_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -115,7 +179,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Cancel */
+        /**
+         * Cancel
+         * @description Cancel scheduled messages.
+         */
         post: operations["cancel_v1_actions_cancel_post"];
         delete?: never;
         options?: never;
@@ -132,25 +199,11 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Expedite */
+        /**
+         * Expedite
+         * @description Deliver scheduled messages now.
+         */
         post: operations["expedite_v1_actions_expedite_post"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/actions/replay": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Replay */
-        post: operations["replay_v1_actions_replay_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -166,7 +219,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Reschedule */
+        /**
+         * Reschedule
+         * @description Change the delivery time of scheduled messages.
+         */
         post: operations["reschedule_v1_actions_reschedule_post"];
         delete?: never;
         options?: never;
@@ -174,17 +230,20 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/dead-letters": {
+    "/v1/actions/replay": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Dead */
-        get: operations["dead_v1_dead_letters_get"];
+        get?: never;
         put?: never;
-        post?: never;
+        /**
+         * Replay
+         * @description Send dead messages to their channels again.
+         */
+        post: operations["replay_v1_actions_replay_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -198,8 +257,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Retries */
-        get: operations["retries_v1_retries_get"];
+        /**
+         * List Retries
+         * @description List Spark tasks that wait for their next submission, by its time.
+         *
+         *     The channel of their tickets is ``delay.retries`` unless you give another one. Expedite a ticket to retry now, and
+         *     cancel it to give up.
+         */
+        get: operations["list_retries_v1_retries_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -215,8 +280,31 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Attempts */
-        get: operations["attempts_v1_attempts_get"];
+        /**
+         * List Attempts
+         * @description Return the Spark attempts of one task instance, also after they ended.
+         */
+        get: operations["list_attempts_v1_attempts_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/me": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Me
+         * @description Return who you are and what you may do.
+         */
+        get: operations["get_me_v1_me_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -232,8 +320,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Health */
-        get: operations["health_v1_health_get"];
+        /**
+         * Get Health
+         * @description Return the dispatchers and brokers, and what needs attention.
+         */
+        get: operations["get_health_v1_health_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -249,8 +340,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Series */
-        get: operations["series_v1_series_get"];
+        /**
+         * Get Series
+         * @description Return what happened in the last hour, day or 30 days, and how late messages were.
+         */
+        get: operations["get_series_v1_series_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -266,8 +360,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Upcoming */
-        get: operations["upcoming_v1_upcoming_get"];
+        /**
+         * Get Upcoming
+         * @description Return how many scheduled messages are due in each part of the next hour, day or 30 days.
+         */
+        get: operations["get_upcoming_v1_upcoming_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -632,6 +729,7 @@ export interface components {
             /** Reason */
             reason: string | null;
         };
+        JsonValue: unknown;
         /**
          * Lateness
          * @description Percentiles of a histogram, in milliseconds.
@@ -994,6 +1092,91 @@ export interface components {
             is_complete: boolean;
         };
         /**
+         * ScheduleBody
+         * @description A message to schedule.
+         */
+        ScheduleBody: {
+            /** Channel */
+            channel: string;
+            /** @description Text is stored as text/plain, anything else as JSON. */
+            payload: components["schemas"]["JsonValue"];
+            /**
+             * Payload Base64
+             * @description The payload is base64 text of binary data.
+             * @default false
+             */
+            payload_base64: boolean;
+            /**
+             * Deliver At
+             * @description Not together with deliver_after.
+             */
+            deliver_at?: string | null;
+            /**
+             * Deliver After
+             * @description Seconds from now.
+             */
+            deliver_after?: number | null;
+            /**
+             * Message Id
+             * @description By default a new UUID.
+             */
+            message_id?: string | null;
+            /** Key */
+            key?: string | null;
+            /**
+             * Headers
+             * @default {}
+             */
+            headers: {
+                [key: string]: string;
+            };
+            /** Content Type */
+            content_type?: string | null;
+            /**
+             * Priority
+             * @default 0
+             */
+            priority: number;
+            /**
+             * Conn Id
+             * @description Connection of the broker; by default delay_default.
+             */
+            conn_id?: string | null;
+            /** Hold */
+            hold?: ("broker" | "ledger") | null;
+            /**
+             * On Past
+             * @default deliver
+             * @enum {string}
+             */
+            on_past: "deliver" | "fail";
+            /**
+             * On Conflict
+             * @description By default fail, or keep for a broker that cannot look up ids.
+             */
+            on_conflict?: ("fail" | "keep" | "replace") | null;
+        };
+        /**
+         * Scheduled
+         * @description The broker's confirmation.
+         */
+        Scheduled: {
+            /** Message Id */
+            message_id: string;
+            /**
+             * Outcome
+             * @enum {string}
+             */
+            outcome: "scheduled" | "dispatched" | "kept" | "replaced";
+            /**
+             * Deliver At
+             * Format: date-time
+             */
+            deliver_at: string;
+            /** Link */
+            link: string;
+        };
+        /**
          * Selection
          * @description Messages by id or by filter, but not both.
          */
@@ -1145,6 +1328,12 @@ export interface components {
             /** Context */
             ctx?: Record<string, never>;
         };
+        /**
+         * Window
+         * @description How far to look ahead.
+         * @enum {string}
+         */
+        Window: "hour" | "day" | "month";
     };
     responses: never;
     parameters: never;
@@ -1154,62 +1343,28 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    me_v1_me_get: {
+    list_messages_v1_messages_get: {
         parameters: {
             query?: {
-                conn_id?: string | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Me"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Validation Error */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["HTTPValidationError"];
-                };
-            };
-        };
-    };
-    messages_v1_messages_get: {
-        parameters: {
-            query?: {
+                /** @description Names or numbers; by default all states. */
                 state?: string[] | null;
+                /** @description A token from ``next`` or ``prev``. */
+                page?: string | null;
+                limit?: number;
+                /** @description List the ledger of this connection; by default the configured ledger. */
+                conn_id?: string | null;
                 channel?: string | null;
+                /** @description The connection of the message's broker. */
                 connection?: string | null;
                 dag_id?: string | null;
                 run_id?: string | null;
                 task_id?: string | null;
                 map_index?: number | null;
                 due_from?: string | null;
+                /** @description Exclusive. */
                 due_to?: string | null;
+                /** @description Part of the id. */
                 search?: string | null;
-                page?: string | null;
-                limit?: number;
-                conn_id?: string | null;
             };
             header?: never;
             path?: never;
@@ -1226,8 +1381,35 @@ export interface operations {
                     "application/json": components["schemas"]["MessagePage"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1244,11 +1426,130 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    message_v1_messages__message_id__get: {
+    schedule_message_v1_messages_post: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Delivery time as ISO-8601 with a time zone. */
+                "X-Broker-Scheduled-For"?: string | null;
+                "x-requested-with"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScheduleBody"];
+            };
+        };
+        responses: {
+            /** @description The id is taken, and on_conflict=keep: nothing was stored. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Scheduled"];
+                };
+            };
+            /** @description The broker has confirmed the message. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Scheduled"];
+                };
+            };
+            /** @description The request is not valid */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_message_v1_messages__message_id__get: {
         parameters: {
             query?: {
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1268,8 +1569,35 @@ export interface operations {
                     "application/json": components["schemas"]["MessageDetail"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1286,11 +1614,21 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    history_v1_history__message_id__get: {
+    get_history_v1_history__message_id__get: {
         parameters: {
             query?: {
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1310,8 +1648,35 @@ export interface operations {
                     "application/json": components["schemas"]["History"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1328,13 +1693,102 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    counts_v1_counts_get: {
+    download_payload_v1_payload__message_id__get: {
+        parameters: {
+            query?: {
+                /** @description List the ledger of this connection; by default the configured ledger. */
+                conn_id?: string | null;
+            };
+            header?: never;
+            path: {
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": unknown;
+                };
+            };
+            /** @description The request is not valid */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    count_messages_v1_counts_get: {
         parameters: {
             query?: {
                 channel?: string | null;
                 connection?: string | null;
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1352,8 +1806,35 @@ export interface operations {
                     "application/json": components["schemas"]["Counts"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1370,13 +1851,25 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    channels_v1_channels_get: {
+    list_channels_v1_channels_get: {
         parameters: {
             query?: {
+                connection?: string | null;
+                /** @description Continue after this channel. */
                 after?: string | null;
                 limit?: number;
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1394,8 +1887,35 @@ export interface operations {
                     "application/json": components["schemas"]["Channels"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1410,6 +1930,225 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_dead_letters_v1_dead_letters_get: {
+        parameters: {
+            query?: {
+                /** @description A token from ``next`` or ``prev``. */
+                page?: string | null;
+                limit?: number;
+                /** @description List the ledger of this connection; by default the configured ledger. */
+                conn_id?: string | null;
+                channel?: string | null;
+                /** @description The connection of the message's broker. */
+                connection?: string | null;
+                dag_id?: string | null;
+                run_id?: string | null;
+                task_id?: string | null;
+                map_index?: number | null;
+                due_from?: string | null;
+                /** @description Exclusive. */
+                due_to?: string | null;
+                /** @description Part of the id. */
+                search?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeadLetterPage"];
+                };
+            };
+            /** @description The request is not valid */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    schedule_body_v1_channels__channel__messages_post: {
+        parameters: {
+            query?: {
+                conn_id?: string | null;
+                hold?: ("broker" | "ledger") | null;
+                on_conflict?: ("fail" | "keep" | "replace") | null;
+            };
+            header?: {
+                /** @description Delivery time as ISO-8601 with a time zone. */
+                "X-Broker-Scheduled-For"?: string | null;
+                "X-Broker-Message-Id"?: string | null;
+                "X-Broker-Priority"?: string;
+                "X-Broker-Key"?: string | null;
+                "x-requested-with"?: string | null;
+            };
+            path: {
+                channel: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "*/*": string;
+            };
+        };
+        responses: {
+            /** @description The id is taken, and on_conflict=keep: nothing was stored. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Scheduled"];
+                };
+            };
+            /** @description The broker has confirmed the message. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Scheduled"];
+                };
+            };
+            /** @description The request is not valid */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
         };
@@ -1417,7 +2156,9 @@ export interface operations {
     cancel_v1_actions_cancel_post: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "x-requested-with"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1436,8 +2177,53 @@ export interface operations {
                     "application/json": components["schemas"]["ActionResult"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1452,6 +2238,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
         };
@@ -1459,7 +2254,9 @@ export interface operations {
     expedite_v1_actions_expedite_post: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "x-requested-with"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1478,8 +2275,53 @@ export interface operations {
                     "application/json": components["schemas"]["ActionResult"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1496,46 +2338,13 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
-        };
-    };
-    replay_v1_actions_replay_post: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["Selection"];
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ActionResult"];
-                };
-            };
-            /** @description Bad Request */
-            400: {
+            /** @description The ledger or the broker is not available */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Validation Error */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
         };
@@ -1543,7 +2352,9 @@ export interface operations {
     reschedule_v1_actions_reschedule_post: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "x-requested-with"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1562,8 +2373,53 @@ export interface operations {
                     "application/json": components["schemas"]["ActionResult"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1580,30 +2436,31 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    dead_v1_dead_letters_get: {
+    replay_v1_actions_replay_post: {
         parameters: {
-            query?: {
-                reason?: string | null;
-                channel?: string | null;
-                connection?: string | null;
-                dag_id?: string | null;
-                run_id?: string | null;
-                task_id?: string | null;
-                map_index?: number | null;
-                due_from?: string | null;
-                due_to?: string | null;
-                search?: string | null;
-                page?: string | null;
-                limit?: number;
-                conn_id?: string | null;
+            query?: never;
+            header?: {
+                "x-requested-with"?: string | null;
             };
-            header?: never;
             path?: never;
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Selection"];
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -1611,11 +2468,56 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["DeadLetterPage"];
+                    "application/json": components["schemas"]["ActionResult"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The state of the message does not allow it */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The delivery time is too soon */
+            412: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1632,18 +2534,37 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    retries_v1_retries_get: {
+    list_retries_v1_retries_get: {
         parameters: {
             query?: {
+                /** @description A token from ``next`` or ``prev``. */
+                page?: string | null;
+                limit?: number;
+                /** @description List the ledger of this connection; by default the configured ledger. */
+                conn_id?: string | null;
+                channel?: string | null;
+                /** @description The connection of the message's broker. */
+                connection?: string | null;
                 dag_id?: string | null;
                 run_id?: string | null;
                 task_id?: string | null;
                 map_index?: number | null;
-                page?: string | null;
-                limit?: number;
-                conn_id?: string | null;
+                due_from?: string | null;
+                /** @description Exclusive. */
+                due_to?: string | null;
+                /** @description Part of the id. */
+                search?: string | null;
             };
             header?: never;
             path?: never;
@@ -1660,8 +2581,35 @@ export interface operations {
                     "application/json": components["schemas"]["RetryPage"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1678,9 +2626,18 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    attempts_v1_attempts_get: {
+    list_attempts_v1_attempts_get: {
         parameters: {
             query: {
                 dag_id: string;
@@ -1703,8 +2660,35 @@ export interface operations {
                     "application/json": components["schemas"]["SparkAttempts"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1721,11 +2705,88 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    health_v1_health_get: {
+    get_me_v1_me_get: {
         parameters: {
             query?: {
+                conn_id?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Me"];
+                };
+            };
+            /** @description The request is not valid */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_health_v1_health_get: {
+        parameters: {
+            query?: {
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1743,8 +2804,35 @@ export interface operations {
                     "application/json": components["schemas"]["Health"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1761,13 +2849,23 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    series_v1_series_get: {
+    get_series_v1_series_get: {
         parameters: {
             query?: {
-                range?: "hour" | "day" | "month";
+                range?: components["schemas"]["Window"];
                 connection?: string | null;
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1785,8 +2883,35 @@ export interface operations {
                     "application/json": components["schemas"]["Series"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1803,13 +2928,23 @@ export interface operations {
                     "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
-    upcoming_v1_upcoming_get: {
+    get_upcoming_v1_upcoming_get: {
         parameters: {
             query?: {
-                range?: "hour" | "day" | "month";
+                range?: components["schemas"]["Window"];
                 connection?: string | null;
+                /** @description List the ledger of this connection; by default the configured ledger. */
                 conn_id?: string | null;
             };
             header?: never;
@@ -1827,8 +2962,35 @@ export interface operations {
                     "application/json": components["schemas"]["Upcoming"];
                 };
             };
-            /** @description Bad Request */
+            /** @description The request is not valid */
             400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not allowed */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not found */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1843,6 +3005,15 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+            /** @description The ledger or the broker is not available */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
         };

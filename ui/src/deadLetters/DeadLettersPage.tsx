@@ -1,21 +1,22 @@
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 
+import type { DeadLetter } from "../api/client";
 import { useDeadLetters } from "../api/queries";
 import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { FilterBar } from "../messages/FilterBar";
-import { hasFilters, readFilters, toActionFilter } from "../messages/filters";
+import { readFilters } from "../messages/filters";
 import { connectionColumn, idColumn, MessageTable, originColumn, reasonColumn } from "../messages/MessageTable";
 import { SelectionBar } from "../messages/SelectionBar";
 
-const COLUMNS = [idColumn, reasonColumn, connectionColumn, originColumn];
+const COLUMNS = [idColumn<DeadLetter>(), reasonColumn, connectionColumn<DeadLetter>(), originColumn<DeadLetter>()];
 
 export function DeadLettersPage() {
   const [params, setParams] = useSearchParams();
   const [ids, setIds] = useState<string[]>([]);
-  const { state: _, ...filters } = readFilters(params);
+  const { state, ...filters } = readFilters(params);
   const query = useDeadLetters({ ...filters, page: params.get("page") ?? undefined });
   const selection = { ids, onChange: setIds };
   const turn = (token: string) =>
@@ -26,12 +27,12 @@ export function DeadLettersPage() {
 
   return (
     <>
-      <FilterBar first="reason" />
+      <FilterBar />
       <Loaded query={query}>
         {({ messages, next, prev }) => {
           const canReplay = messages.some(({ can_edit }) => can_edit);
           return messages.length === 0 ? (
-            <EmptyState title={hasFilters({ ...filters, state: [] }) ? "No dead letter matches" : "No dead letters"}>
+            <EmptyState title={Object.keys(filters).length > 0 ? "No dead letter matches" : "No dead letters"}>
               A message that cannot be delivered appears here with the reason.
             </EmptyState>
           ) : (
@@ -39,7 +40,7 @@ export function DeadLettersPage() {
               {canReplay && (
                 <SelectionBar
                   actions={["replay"]}
-                  filter={toActionFilter({ ...filters, state: [] })}
+                  filter={filters}
                   selection={selection}
                 />
               )}

@@ -10,7 +10,6 @@ import { changeFilters, clearFilters, type Filters, hasFilters, readFilters, STA
 const TYPING_MS = 400;
 const LABELS: Record<TextFilter, string> = {
   search: "Text in the id",
-  reason: "Text in the reason",
   channel: "Channel",
   connection: "Connection",
   dag_id: "DAG",
@@ -22,7 +21,7 @@ const LABELS: Record<TextFilter, string> = {
 const MORE: TextFilter[] = ["connection", "dag_id", "run_id", "task_id", "due_from", "due_to"];
 
 /** Filters of a list. They are in the address bar, so that it can be shared. */
-export function FilterBar({ first }: { first: "state" | "reason" }) {
+export function FilterBar({ withState = false }: { withState?: boolean }) {
   const [params, setParams] = useSearchParams();
   const filters = readFilters(params);
   const [isOpen, setIsOpen] = useState(MORE.some((name) => filters[name] !== undefined));
@@ -41,7 +40,7 @@ export function FilterBar({ first }: { first: "state" | "reason" }) {
       <Flex align="end" as="search" gap={3} mb={3} wrap="wrap">
         <Box flex="1 1 14rem">{text("search")}</Box>
         <Box flex="1 1 10rem">{text("channel")}</Box>
-        {first === "state" ? (
+        {withState && (
           <Flex aria-label="State" gap={1} role="group" wrap="wrap">
             {STATES.map((state) => (
               <Button
@@ -55,8 +54,6 @@ export function FilterBar({ first }: { first: "state" | "reason" }) {
               </Button>
             ))}
           </Flex>
-        ) : (
-          <Box flex="1 1 14rem">{text("reason")}</Box>
         )}
         <Flex gap={1}>
           <Collapsible.Trigger asChild>

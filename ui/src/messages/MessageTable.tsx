@@ -157,47 +157,57 @@ function RowCheckbox({ checked, disabled, label, onChange }: RowCheckboxProps) {
   );
 }
 
-export const stateColumn: ColumnDef<MessageSummary> = {
-  header: "State",
-  meta: { width: "7.5rem" },
-  cell: ({ row }) => <StateBadge state={row.original.state} />,
-};
+export function stateColumn<T extends MessageSummary>(): ColumnDef<T> {
+  return {
+    header: "State",
+    meta: { width: "7.5rem" },
+    cell: ({ row }) => <StateBadge state={row.original.state} />,
+  };
+}
 
-export const idColumn: ColumnDef<MessageSummary> = {
-  header: "Message",
-  cell: ({ row }) => <MessageLink message={row.original} />,
-};
+export function idColumn<T extends MessageSummary>(): ColumnDef<T> {
+  return {
+    header: "Message",
+    cell: ({ row }) => <MessageLink message={row.original} />,
+  };
+}
 
-export const dueColumn: ColumnDef<MessageSummary> = {
-  header: "Due",
-  meta: { width: "11rem" },
-  cell: ({ row: { original } }) => (
-    <>
-      <Moment at={original.deliver_at} />
-      <br />
-      {original.state === "SCHEDULED" ? <Countdown at={original.deliver_at} /> : <Late ms={original.lateness_ms} />}
-    </>
-  ),
-};
+export function dueColumn<T extends MessageSummary>(): ColumnDef<T> {
+  return {
+    header: "Due",
+    meta: { width: "11rem" },
+    cell: ({ row: { original } }) => (
+      <>
+        <Moment at={original.deliver_at} />
+        <br />
+        {original.state === "SCHEDULED" ? <Countdown at={original.deliver_at} /> : <Late ms={original.lateness_ms} />}
+      </>
+    ),
+  };
+}
 
-export const connectionColumn: ColumnDef<MessageSummary> = {
-  header: "Connection",
-  meta: { from: "lg", width: "10rem" },
-  cell: ({ row: { original } }) => (
-    <>
-      <Text overflowWrap="anywhere">{original.connection}</Text>
-      <Text color="fg.muted" fontSize="xs">
-        held by {original.held_by}
-      </Text>
-    </>
-  ),
-};
+export function connectionColumn<T extends MessageSummary>(): ColumnDef<T> {
+  return {
+    header: "Connection",
+    meta: { from: "lg", width: "10rem" },
+    cell: ({ row: { original } }) => (
+      <>
+        <Text overflowWrap="anywhere">{original.connection}</Text>
+        <Text color="fg.muted" fontSize="xs">
+          held by {original.held_by}
+        </Text>
+      </>
+    ),
+  };
+}
 
-export const originColumn: ColumnDef<MessageSummary> = {
-  header: "Scheduled by",
-  meta: { from: "md" },
-  cell: ({ row }) => <TaskLink origin={row.original.origin} />,
-};
+export function originColumn<T extends MessageSummary>(): ColumnDef<T> {
+  return {
+    header: "Scheduled by",
+    meta: { from: "md" },
+    cell: ({ row }) => <TaskLink origin={row.original.origin} />,
+  };
+}
 
 export const reasonColumn: ColumnDef<DeadLetter> = {
   header: "Reason",

@@ -7,16 +7,16 @@ import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { FilterBar } from "./FilterBar";
-import { hasFilters, readFilters, toActionFilter } from "./filters";
+import { type Filters, hasFilters, readFilters, toActionFilter } from "./filters";
 import { connectionColumn, dueColumn, idColumn, MessageTable, originColumn, stateColumn } from "./MessageTable";
 import { SelectionBar } from "./SelectionBar";
 
-const COLUMNS = [stateColumn, idColumn, dueColumn, connectionColumn, originColumn];
+const COLUMNS = [stateColumn(), idColumn(), dueColumn(), connectionColumn(), originColumn()];
 
 export function MessagesPage() {
   const [params, setParams] = useSearchParams();
   const [ids, setIds] = useState<string[]>([]);
-  const { reason: _, ...filters } = readFilters(params);
+  const filters = readFilters(params);
   const page = params.get("page") ?? undefined;
   const query = useMessages({ ...filters, page });
   const selection = { ids, onChange: setIds };
@@ -28,14 +28,14 @@ export function MessagesPage() {
 
   return (
     <>
-      <FilterBar first="state" />
+      <FilterBar withState />
       <Loaded query={query}>
         {({ messages, next, prev, is_complete }) => (
           <>
             {messages.some(({ can_edit }) => can_edit) && (
               <SelectionBar
                 actions={["cancel", "reschedule", "expedite"]}
-                filter={toActionFilter(filters)}
+                filter={canChangeAll(filters) ? toActionFilter(filters) : undefined}
                 selection={selection}
               />
             )}
@@ -62,6 +62,11 @@ export function MessagesPage() {
       </Loaded>
     </>
   );
+}
+
+/** Only scheduled messages can be changed, so a list of others has none to take. */
+function canChangeAll({ state }: Filters): boolean {
+  return state.length === 0 || state.includes("SCHEDULED");
 }
 
 function NoMessages({ isFiltered }: { isFiltered: boolean }) {

@@ -11,7 +11,8 @@ import type { Selection } from "./MessageTable";
 interface Props {
   actions: ActionName[];
   selection: Selection;
-  filter: MessageFilter;
+  /** Undefined if the actions change none of the listed messages. */
+  filter: MessageFilter | undefined;
 }
 
 /** Offers actions on the selected messages, or on all that match the filter. */
@@ -20,15 +21,14 @@ export function SelectionBar({ actions, selection, filter }: Props) {
   const [isAll, setIsAll] = useState(false);
   const [action, setAction] = useState<Action | null>(null);
   const { ids, onChange } = selection;
+  const target = isAll && filter !== undefined ? { filter } : { ids };
   if (ids.length === 0 && !isAll) {
     return (
       <Flex align="center" gap={2} minH={10} wrap="wrap">
         <Text color="fg.muted" fontSize="sm">
-          Select messages to change them, or
+          Select messages to change them.
         </Text>
-        <Button onClick={() => setIsAll(true)} size="xs" variant="ghost">
-          take all that match this filter
-        </Button>
+        {filter !== undefined && <TakeAll onClick={() => setIsAll(true)} />}
       </Flex>
     );
   }
@@ -44,22 +44,26 @@ export function SelectionBar({ actions, selection, filter }: Props) {
       {actions.map((name) => (
         <Button
           key={name}
-          onClick={() => setAction({ name, target: isAll ? { filter } : { ids }, connId })}
+          onClick={() => setAction({ name, target, connId })}
           size="xs"
           variant="outline"
         >
           {WORDINGS[name].name}
         </Button>
       ))}
-      {!isAll && (
-        <Button onClick={() => setIsAll(true)} size="xs" variant="ghost">
-          Take all that match this filter
-        </Button>
-      )}
+      {!isAll && filter !== undefined && <TakeAll onClick={() => setIsAll(true)} />}
       <Button onClick={clear} size="xs" variant="ghost">
         Clear selection
       </Button>
       {action !== null && <ActionDialog action={action} onClose={() => setAction(null)} onDone={clear} />}
     </Flex>
+  );
+}
+
+function TakeAll({ onClick }: { onClick: () => void }) {
+  return (
+    <Button onClick={onClick} size="xs" variant="ghost">
+      Take all that match this filter
+    </Button>
   );
 }

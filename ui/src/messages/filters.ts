@@ -11,7 +11,6 @@ export const TEXT_FILTERS = [
   "task_id",
   "due_from",
   "due_to",
-  "reason",
 ] as const;
 export type TextFilter = (typeof TEXT_FILTERS)[number];
 
@@ -53,7 +52,7 @@ export function hasFilters({ state, ...texts }: Filters): boolean {
   return state.length > 0 || Object.keys(texts).length > 0;
 }
 
-/** Returns the filter of a bulk action. It has no state: each action has the one state that it can change. */
-export function toActionFilter({ state: _, ...texts }: Filters): MessageFilter {
+/** Returns the filter of a bulk action. It has no state, because an action changes messages of one state only. */
+export function toActionFilter({ state, ...texts }: Filters): MessageFilter {
   return texts;
 }

@@ -70,10 +70,8 @@ export function Chart({ kind, description, times, lines, format = (value) => val
   });
 
   return (
-    <Box height="13rem" position="relative">
-      <canvas aria-label={description} ref={canvas} role="img">
-        {description}
-      </canvas>
+    <Box aria-label={description} height="13rem" position="relative" role="img">
+      <canvas ref={canvas} />
     </Box>
   );
 }

@@ -11,7 +11,7 @@ import { SelectionBar } from "../messages/SelectionBar";
 import { AttemptList } from "../retries/AttemptList";
 import { RetryCard } from "../retries/RetryCard";
 
-const COLUMNS = [stateColumn, idColumn, dueColumn];
+const COLUMNS = [stateColumn(), idColumn(), dueColumn()];
 
 interface Props {
   dagId: string;
