@@ -15,6 +15,7 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from tests.acceptance.runs import Run, Start
 from tests.browser.people import People
+from tests.browser.scene import Scene
 from tests.given import require_server
 from tools.servers import airflow as servers
 from tools.servers.airflow_api import AirflowApi
@@ -73,6 +74,12 @@ def ledger(airflow: servers.Airflow) -> Iterator[EmbeddedBroker]:
     """The ledger that the pages show."""
     with EmbeddedBroker(Ledger(airflow.ledger_url)) as opened:
         yield opened
+
+
+@pytest.fixture
+def scene(ledger: EmbeddedBroker) -> Scene:
+    """A channel of the test's own."""
+    return Scene(ledger)
 
 
 @pytest.fixture
