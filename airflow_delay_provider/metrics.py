@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_delay_provider.domain.exceptions import DelayError
+
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.port import Receipt
+    from airflow_delay_provider.brokers.port import Broker, Receipt
+    from airflow_delay_provider.domain.arguments import OnConflict
     from airflow_delay_provider.domain.message import Message
 
 log = logging.getLogger(__name__)
@@ -37,10 +40,27 @@ class AirflowMetrics:
         _emit("incr", "delay.errors", 1, kind=kind)
 
 
+def schedule_and_count(broker: Broker, messages: Sequence[Message], *, on_conflict: OnConflict) -> list[Receipt]:
+    """Schedule messages and count those that are new, also if the broker confirms only some of them."""
+    try:
+        receipts = broker.schedule(messages, on_conflict=on_conflict)
+    except DelayError as error:
+        # A broker that knows ids does not say which of the others are new.
+        unconfirmed = set(error.unconfirmed)
+        if unconfirmed and not broker.knows_ids:
+            _count(message for message in messages if message.id not in unconfirmed)
+        raise
+    count_confirmed(zip(messages, receipts, strict=True))
+    return receipts
+
+
 def count_confirmed(confirmed: Iterable[tuple[Message, Receipt]]) -> None:
     """Count newly scheduled messages by channel."""
-    new = Counter(message.channel for message, receipt in confirmed if receipt.outcome != "kept")
-    for channel, count in new.items():
+    _count(message for message, receipt in confirmed if receipt.outcome != "kept")
+
+
+def _count(new: Iterable[Message]) -> None:
+    for channel, count in Counter(message.channel for message in new).items():
         AirflowMetrics().scheduled(count, channel=channel)
 
 

@@ -1,1 +1,1 @@
-"""How fast, how late and how flat it is, each time beside the cheapest thing that could do the same."""
+"""Rates, lateness and growth, each compared with the cheapest program that does the same work."""

@@ -44,7 +44,7 @@ class Bare(ABC):
         self.statements = 0
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def insert(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -69,7 +69,7 @@ class Bare(ABC):
         return found
 
     def mark_due(self, *, now_ms: int, limit: int) -> int:
-        """Only mark what is due: take and update, no channel, no journal, no counts."""
+        """Only mark due messages: take and update, no channel, no journal, no counts."""
         self._run(self.begin)
         seqs = self._take(_DUE, now_ms, limit)
         if seqs:
@@ -87,7 +87,7 @@ class Bare(ABC):
         return len(seqs)
 
     def claim_ahead(self, *, now_ms: int, limit: int) -> int:
-        """Write what it takes to claim messages before they are due, and then to deliver them."""
+        """Claim messages before they are due, and then deliver them."""
         self._run(self.begin)
         seqs = self._take(_UNCLAIMED_DUE, now_ms, limit)
         if seqs:
@@ -118,7 +118,7 @@ class Bare(ABC):
 
     @abstractmethod
     def _translate(self, statement: str) -> str:
-        """Return a statement in the database's own words."""
+        """Return a statement in the dialect of the database."""
 
     @abstractmethod
     def _many(self, seqs: list[int]) -> Any:

@@ -1,4 +1,4 @@
-"""How fast consumers take from a channel, put back, and how fast the journal is read. For information."""
+"""How fast consumers receive and requeue messages, and how fast the journal is read. For information."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.clock import floor_ms
 from benchmarks.databases import Database, Rows
-from benchmarks.inspecting import expect_ledger
-from benchmarks.measuring import Results, expect, rate, say
+from benchmarks.ledger_checks import expect_ledger
+from benchmarks.measurement import Results, expect, rate, say
 
 CHANNEL = "bench.0"
 PREFETCH = 100
@@ -20,7 +20,7 @@ JOURNAL_SECONDS = 120.0
 
 
 def measure(databases: Sequence[Database], results: Results, *, messages: int, requeued: int, repeats: int) -> None:
-    """Put back some messages of a full channel, take the others, and read the whole journal."""
+    """Requeue some messages of a full channel, take the others, and read the whole journal."""
     for database in databases:
         found: dict[str, list[float]] = {}
         with database.fresh() as template:
@@ -39,7 +39,7 @@ def _fill_channel(database: Database, url: str, messages: int) -> None:
         now_ms = floor_ms(broker.clock.now())
         moved = broker.ledger.transact(lambda c: len(delivery.deliver_due(c, now_ms=now_ms, limit=messages)))
     expect("messages in the channel", moved, messages)
-    database.settle(url)
+    database.analyze(url)
 
 
 def _run(database: Database, template: str, messages: int, requeued: int) -> dict[str, float]:
@@ -60,7 +60,7 @@ def _run(database: Database, template: str, messages: int, requeued: int) -> dic
 
 
 def _read_journal(broker: EmbeddedBroker, entries: int) -> None:
-    # A transaction of anybody on the server, such as an automatic ANALYZE, holds the tail back until it ends.
+    # Any transaction on the server, such as an automatic ANALYZE, holds the tail back until it ends.
     deadline = time.monotonic() + JOURNAL_SECONDS
     position, found = "0:0", 0
     while found < entries and time.monotonic() < deadline:

@@ -49,7 +49,7 @@ class Database(ABC):
 
     @abstractmethod
     def copy(self, url: str) -> str:
-        """Return the URL of a copy of a ledger that nobody uses."""
+        """Return the URL of a copy of a ledger that no process uses."""
 
     @abstractmethod
     def drop(self, url: str) -> None:
@@ -64,8 +64,8 @@ class Database(ABC):
         """Fill a ledger in one transaction, with SQL that makes the rows in the database."""
 
     @abstractmethod
-    def settle(self, url: str) -> None:
-        """Let the database write out and count what was loaded, so that no measurement pays for it."""
+    def analyze(self, url: str) -> None:
+        """Let the database write out and analyze the loaded rows, so that no measurement pays for it."""
 
     @contextmanager
     def fresh(self, template: str | None = None) -> Iterator[str]:
@@ -120,7 +120,7 @@ class Sqlite(Database):
                 connection.execute(statement)
             connection.execute("COMMIT")
 
-    def settle(self, url: str) -> None:
+    def analyze(self, url: str) -> None:
         with closing(self.connect(url)) as connection:
             connection.execute("ANALYZE")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -164,7 +164,7 @@ class Postgres(Database):
                 connection.execute(statement)
             connection.commit()
 
-    def settle(self, url: str) -> None:
+    def analyze(self, url: str) -> None:
         with closing(self.connect(url)) as connection:
             connection.autocommit = True
             connection.execute("VACUUM (ANALYZE)")

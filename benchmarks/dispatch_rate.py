@@ -19,15 +19,15 @@ from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.clock import SystemClock
 from benchmarks.bare import Bare, open_bare
 from benchmarks.databases import Database, Rows
-from benchmarks.inspecting import dispatch_times, expect_ledger
-from benchmarks.measuring import MismatchError, Results, expect, rate, say
+from benchmarks.ledger_checks import dispatch_times, expect_ledger
+from benchmarks.measurement import MismatchError, Results, expect, rate, say
 from benchmarks.processes import dispatchers
 
 BATCH = DispatcherConfig().batch
-#: What a dispatcher finds when it looks every 10 ms at 1000 messages a second.
+#: The batch that a dispatcher finds when it polls every 10 ms at 1000 messages a second.
 SMALL_BATCH = 10
 DRAIN_SECONDS = 120.0
-#: How often we look whether processes are done: seldom enough not to take part.
+#: How often we check whether processes are done: seldom enough not to disturb them.
 LOOK_SECONDS = 0.02
 _LEDGER = "dispatch, loop"
 _BARE_MARK = "bare take and mark"
@@ -40,7 +40,7 @@ def measure(databases: Sequence[Database], results: Results, *, messages: int, r
     for database in databases:
         with database.fresh() as template:
             database.load(template, _due_backlog(messages))
-            database.settle(template)
+            database.analyze(template)
             _measure_on(database, template, results, messages=messages, repeats=repeats)
 
 
@@ -142,7 +142,7 @@ def _drain_bare(
 
 
 def _drain_with_processes(database: Database, messages: int, n: int) -> float:
-    """Let a backlog appear at once before dispatchers that run, and time from their first mark to the last message."""
+    """Give running dispatchers a backlog at once, and measure from their first dispatch to their last."""
     with database.fresh() as url:
         with dispatchers(url, n):
             database.load(url, _due_backlog(messages))

@@ -2,11 +2,11 @@
 
 Expected first, counted in the code (docs/performance.md). Scheduling is one record a message, like a plain produce:
 on top of it comes Python: checks, the envelope, the receipt. The client needs about 2 us for a produce and ours several
-times that, so the ratio is ruled by the interpreter, not by the broker. A message of 1 h is written 5 times behind the
+times that, so the interpreter limits the ratio, not the broker. A message of 1 h is written 5 times behind the
 inbox with radix 4 (4 rungs and the delivery), so if each write cost what one of a plain copy loop costs, the rate would
 be 0.2 of it; moves carry no headers and are cheaper than that. Lateness is the time that a transaction with deliveries
 stays open (up to 25 ms), what its commit takes, and the reader's next fetch. A restart reads offsets and notes, not
-messages, so it should take the same time however many wait.
+messages, so it should take the same time for any number of waiting messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 # Processes that are measured import this file too: what only main() needs, it imports itself.
 from benchmarks import kafka_dispatch, kafka_realtime, kafka_schedule, kafka_writes
 from benchmarks.kafka_node import Node, open_node
-from benchmarks.measuring import MismatchError, Results, say
+from benchmarks.measurement import MismatchError, Results, say
 
 
 @dataclass(frozen=True, kw_only=True)

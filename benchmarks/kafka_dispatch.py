@@ -15,9 +15,9 @@ from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.domain.clock import ceil_ms, from_ms
 from airflow_delay_provider.domain.message import Message
-from benchmarks.kafka_leaps import PARTITIONS_SERVED, Arrived, Filling, Voyage, copy, run_leaping_dispatcher
+from benchmarks.kafka_leaps import PARTITIONS_SERVED, Arrived, Batch, Filling, copy, run_leaping_dispatcher
 from benchmarks.kafka_node import PARTITIONS, PAYLOAD_BYTES, STOP, STORE, Node, Worker, config_of, read_all, started
-from benchmarks.measuring import MismatchError, Results, expect, say
+from benchmarks.measurement import MismatchError, Results, expect, say
 
 HOUR_MS = 3_600_000
 #: Messages each way before anything counts: a new broker is slow until its code is compiled.
@@ -67,7 +67,7 @@ def _add(results: Results, store: str, name: str, runs: Sequence[Run], base: str
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What was found out, by message."""
+    """The measured costs, by message."""
 
     rate: float
     moves_rate: float
@@ -77,7 +77,7 @@ class Run:
 
 
 class Runner:
-    """Fills what is to be read, lets others do the work, and sees that all of it was done."""
+    """Writes the input, lets dispatchers process it, and checks that all of it was processed."""
 
     def __init__(self, node: Node, *, idle_seconds: float = 1.0) -> None:
         self._node = node
@@ -101,7 +101,7 @@ class Runner:
             messages = _messages(channel, n, start_ms + delay_ms)
             partitions = Counter(topology.partition_of(None, message.id) for message in messages)
             self._filling.write(topology.inbox, (_in_inbox(topology, message, start_ms) for message in messages))
-            plan = Voyage(
+            plan = Batch(
                 start_ms=start_ms,
                 delay_ms=delay_ms,
                 by_partition=[partitions[partition] for partition in range(PARTITIONS)],

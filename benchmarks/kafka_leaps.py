@@ -1,15 +1,14 @@
 """A dispatcher for which an hour passes in seconds, and the plain copy loop with which it is compared.
 
-A clock that merely runs faster would lie: what takes the dispatcher 100 ms would count as a minute, messages would be
-late for their next rung, and skip it. So time stands still here while there is work, and leaps to the end of the hold
-time when all messages are in the rung: each message passes exactly the rungs of its delay, and each costs what it costs
-in real time. From the moment at which the messages are due, time passes as it does: their channel may have to be
-described first. All else is the code of production, with three changes in the process that is measured:
+A clock that merely runs faster would distort the result: 100 ms of the dispatcher would count as a minute, and messages
+would be late for their next rung and skip it. So time stands still here while there is work, and jumps to the end of
+the hold time when all messages are in the rung: each message passes exactly the rungs of its delay, at the cost of real
+time. Once the messages are due, time passes normally: their channel may have to be described first. Everything else is
+production code, with three changes in the process that is measured:
 
 - the moment at which a record was put into a rung, which the broker notes in real time, is that of the standing clock
   (the same arithmetic, on another number);
-- records are fetched however late they are due: real time hides what fetching takes (it begins 4 s ahead), a leap would
-  not;
+- records are fetched for any due time: real time hides the cost of fetching (it begins 4 s ahead), a jump would not;
 - moves into rungs are counted (about 0.1 us each, which count against us).
 """
 
@@ -35,12 +34,12 @@ from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from benchmarks.kafka_node import STOP, config_of
 from benchmarks.kafka_schedule import CONFIRMED
-from benchmarks.measuring import MismatchError, expect
+from benchmarks.measurement import MismatchError, expect
 
 PARTITIONS_SERVED = "partitions"
 #: Messages of one partition that all can be in memory before they are due.
 MOST_IN_A_PARTITION = 20_000
-#: How long nothing may move.
+#: How long there may be no progress.
 STUCK_SECONDS = 60.0
 #: Records of one transaction.
 COMMIT_EVERY = 5_000
@@ -58,7 +57,7 @@ def rests_of(ladder: Ladder, delay_ms: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Voyage:
+class Batch:
     """Messages in the inbox that are all due at the same time."""
 
     start_ms: int
@@ -90,7 +89,7 @@ class StandingClock:
         self.at_ms, self._started_at = at_ms, None
 
     def start(self, at_ms: int) -> None:
-        """Let it run from a time on; it goes on running if it runs already."""
+        """Let it run from a time on; it continues if it runs already."""
         if self._started_at is None:
             self.at_ms, self._started_at = at_ms, time.monotonic()
 
@@ -101,7 +100,7 @@ class StandingClock:
 
 
 def run_leaping_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
-    """A dispatcher that reports its partitions, and what it did for each voyage that it is sent."""
+    """A dispatcher that reports its partitions, and its work for each batch that it is sent."""
     clock, counts = StandingClock(), {"dispatched": 0, "rests": 0}
 
     def on_dispatched(_channels: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
@@ -126,25 +125,25 @@ def run_leaping_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> Non
             if heard == PARTITIONS_SERVED:
                 pipe.send(sorted(dispatcher._assignment.partitions))
             else:
-                pipe.send(_travel(pipe, dispatcher, clock, counts, heard, broker.topology.ladder))
+                pipe.send(_process(pipe, dispatcher, clock, counts, heard, broker.topology.ladder))
         dispatcher.close()
 
 
-def _travel(
+def _process(
     pipe: Connection,
     dispatcher: KafkaLadderDispatcher,
     clock: StandingClock,
     counts: dict[str, int],
-    voyage: Voyage,
+    batch: Batch,
     ladder: Ladder,
 ) -> Arrived:
     counts |= {"dispatched": 0, "rests": 0}
-    n = sum(voyage.by_partition[number] for number in dispatcher._assignment.partitions)
-    if max(voyage.by_partition) > MOST_IN_A_PARTITION:
-        raise MismatchError(f"{max(voyage.by_partition)} messages in a partition are too many to leap with")
-    holds = rests_of(ladder, voyage.delay_ms)
-    clock.set(voyage.start_ms)
-    _note_rests(voyage.start_ms, holds)
+    n = sum(batch.by_partition[number] for number in dispatcher._assignment.partitions)
+    if max(batch.by_partition) > MOST_IN_A_PARTITION:
+        raise MismatchError(f"{max(batch.by_partition)} messages in a partition are too many to leap with")
+    holds = rests_of(ladder, batch.delay_ms)
+    clock.set(batch.start_ms)
+    _note_rests(batch.start_ms, holds)
     left, cpu = list(holds), time.process_time()
     pipe.send("begin")
     seen, since = counts.copy(), time.monotonic()
@@ -154,7 +153,7 @@ def _travel(
             if counts["rests"] == n * (len(holds) - len(left) + 1):
                 clock.set(clock.at_ms + left.pop(0))
         elif sum(len(each._due_soon) for each in dispatcher._assignment.partitions.values()) == n:
-            clock.start(voyage.start_ms + voyage.delay_ms)
+            clock.start(batch.start_ms + batch.delay_ms)
         if counts != seen:
             seen, since = counts.copy(), time.monotonic()
         elif time.monotonic() > since + STUCK_SECONDS:
@@ -221,7 +220,7 @@ class Filling:
 
 
 def copy(pipe: Connection, bootstrap: str, source: str, target: str, records: int, with_headers: bool) -> None:
-    """Consume, produce, commit, every 5000 records one transaction: the least that is exactly once."""
+    """Consume, produce, commit, every 5000 records one transaction: the least work that is exactly once."""
     group = f"bench-{uuid4().hex[:8]}"
     # Reading ahead as far as the dispatcher does.
     consumer = Consumer(

@@ -23,14 +23,14 @@ from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.dispatch.loop import KafkaLadderDispatcher
 from airflow_delay_provider.brokers.kafka.reader import take
-from benchmarks.measuring import MismatchError, ServerProcess
+from benchmarks.measurement import MismatchError, ServerProcess
 from tools.servers.component import wait_for
 from tools.servers.kafka import Kafka
 
 #: Of all topics: the default of the provider.
 PARTITIONS = 4
 PAYLOAD_BYTES = 100
-#: What the ladder is called in the results that has the default radix, and where plain Kafka stands beside it.
+#: The name of the ladder with the default radix in the results, where plain Kafka is listed too.
 STORE = "radix 4"
 SECONDS = 30
 
@@ -98,13 +98,13 @@ def open_node(scratch: Path) -> Iterator[Node]:
         yield Node(bootstrap)
 
 
-#: How long nothing may be heard of a process.
+#: How long a process may be silent.
 SILENCE_SECONDS = 180.0
 STOP = "stop"
 
 
 class Worker:
-    """A process that is talked to."""
+    """A process that exchanges messages with this one."""
 
     def __init__(self, name: str, process: Any, pipe: Connection) -> None:
         self._name = name
@@ -116,7 +116,7 @@ class Worker:
         self._pipe.send(what)
 
     def hear(self, seconds: float = SILENCE_SECONDS) -> Any:
-        """Return what it says next."""
+        """Return its next message."""
         try:
             if self._pipe.poll(seconds):
                 return self._pipe.recv()
@@ -151,21 +151,21 @@ def started(target: Callable[..., None], *arguments: Any) -> Iterator[Worker]:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a process has used."""
+    """The resources that a process has used."""
 
     cpu_seconds: float
     peak_rss_mb: float
 
     @classmethod
     def of_this_process(cls) -> Usage:
-        """Look at it now."""
+        """Return the current usage."""
         # Not ru_maxrss: that begins with what the parent had.
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         return cls(cpu_seconds=time.process_time(), peak_rss_mb=int(peak[1]) / 1024 if peak else math.nan)
 
 
 def run_dispatcher(pipe: Connection, settings: Mapping[str, Any]) -> None:
-    """A dispatcher in real time: says when it serves partitions, and its usage whenever it is asked or told to stop."""
+    """A dispatcher in real time: reports when it serves partitions, and its usage on request and when it stops."""
     with KafkaBroker(config_of(settings)) as broker:
         dispatcher = broker.open_ladder_dispatcher()
         assert isinstance(dispatcher, KafkaLadderDispatcher)
@@ -210,7 +210,7 @@ def read_all(bootstrap: str, topic: str, n: int) -> list[Message]:
 
 
 def watch(pipe: Connection, bootstrap: str, topic: str, n: int, seconds: float) -> None:
-    """See messages come, in a process of its own; say when that begins, and then what was seen."""
+    """Consume messages in a process of its own; report when that begins, and then the arrivals."""
     batches = list(_read(bootstrap, topic, n, seconds, started=pipe))
     pipe.send([_seen(record, at) for records, at in batches for record in records])
 

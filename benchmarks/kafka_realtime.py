@@ -28,10 +28,10 @@ from benchmarks.kafka_node import (
     started,
     watch,
 )
-from benchmarks.measuring import Results, expect, percentile, say
+from benchmarks.measurement import Results, expect, percentile, say
 
 RATES = (1000, 5000)
-#: How often the producer schedules what has come together.
+#: How often the producer schedules its collected messages.
 STEP_SECONDS = 0.02
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 SEEN, WRITTEN = "seen by a consumer", "by the record's timestamp"
@@ -105,7 +105,7 @@ SETTLE_SECONDS = 1.0
 def measure_idle(
     node: Node, ladders: Mapping[int, Mapping[str, Any]], results: Results, *, seconds: float, repeats: int
 ) -> None:
-    """Look at one ladder after the other while its dispatcher waits."""
+    """Measure one ladder after the other while its dispatcher is idle."""
     found: dict[tuple[int, str], list[float]] = {}
     for repeat in range(repeats):
         say(f"idle: a dispatcher on each ladder for {seconds:g} s, repeat {repeat + 1}/{repeats}")
@@ -124,7 +124,7 @@ def measure_idle(
 
 
 BATCH = 10_000
-#: Of the messages that wait: nothing moves while dispatchers are started, and all long rungs have some.
+#: Of the waiting messages: none moves while dispatchers start, and all long rungs have some.
 WAIT_SECONDS = (7_200, 30 * 86_400)
 #: Of the message that is waited for.
 FRESH_SECONDS = 1.0
@@ -167,7 +167,7 @@ def _fill(settings: Mapping[str, Any], channel: str, pending: int) -> None:
 
 
 def _wait_until_still(dispatcher: Worker) -> None:
-    """Return when the dispatcher does next to nothing any more."""
+    """Return when the dispatcher is nearly idle."""
     deadline, before = time.monotonic() + MOVE_SECONDS, dispatcher.ask("usage").cpu_seconds
     while True:
         time.sleep(2.0)

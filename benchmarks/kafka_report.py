@@ -12,7 +12,7 @@ from benchmarks import kafka_dispatch, kafka_schedule
 from benchmarks.kafka_node import STORE
 from benchmarks.kafka_realtime import RATES, SEEN
 from benchmarks.kafka_writes import BUCKETS, DELAYS_MS, RADIXES
-from benchmarks.measuring import Measurement, Results
+from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import BARE_COLOR, draw_bars, draw_lateness, finish, finish_lateness, panels, save
 from benchmarks.rabbitmq_report import Aim
 from benchmarks.results import show
@@ -40,7 +40,7 @@ def add_ratios(results: Results, *, schedule: Rates, dispatch: Rates) -> None:
 
 
 def aims_table(measurements: Sequence[Measurement]) -> str:
-    """Return all aims and what was measured."""
+    """Return all aims and their measurements."""
     lines = ["| measurement | aim | median | min - max | unit | met |", "|---|---:|---:|---:|---|---|"]
     for aim in AIMS:
         for m in filter(aim.is_of, measurements):

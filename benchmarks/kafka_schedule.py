@@ -17,7 +17,7 @@ from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.message import Message
 from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of, read_all
-from benchmarks.measuring import Results, expect, rate, say
+from benchmarks.measurement import Results, expect, rate, say
 
 #: Messages of one call.
 BATCH = 10_000
@@ -47,7 +47,7 @@ def measure(
                 if repeat >= 0:
                     rates.setdefault(name, []).append(found)
             written += messages if repeat >= 0 else min(messages, BATCH)
-        # All ways but the plain one write there, and nobody else does.
+        # All ways but the plain one write there, and no other client does.
         wanted = (len(ways) - 1) * written
         expect("messages in the inbox", len(read_all(node.bootstrap, broker.topology.inbox, wanted)), wanted)
     for name, values in rates.items():
@@ -107,7 +107,7 @@ class RawProducer:
         expect("delivery reports", self._reported, len(payloads))
 
     def request(self, inbox: str, channel: str, items: Sequence[tuple[str, bytes, int]]) -> None:
-        """Schedule by headers, as anybody may who can write to Kafka: id, payload and due time."""
+        """Schedule by headers, like any Kafka producer: id, payload and due time."""
         self._reported, produce, note, where = 0, self._producer.produce, self._note, channel.encode()
         for message_id, payload, due_ms in items:
             headers = [

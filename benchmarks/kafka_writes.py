@@ -23,7 +23,7 @@ from airflow_delay_provider.domain.ladder import Ladder
 from benchmarks.kafka_dispatch import Runner, wait_for_partitions
 from benchmarks.kafka_leaps import rests_of, run_leaping_dispatcher
 from benchmarks.kafka_node import STOP, Node, config_of, started
-from benchmarks.measuring import Results, expect, say
+from benchmarks.measurement import Results, expect, say
 
 DELAYS_MS = {"5 s": 5_000, "5 min": 300_000, "1 h": 3_600_000, "24 h": 86_400_000, "30 d": 30 * 86_400_000}
 RADIXES = (2, 4, 8, 16)
@@ -32,7 +32,7 @@ SPREAD = 1000
 
 
 def count(results: Results) -> None:
-    """Add what follows from arithmetic: delays of half to one and a half times the one named."""
+    """Add the calculated writes: delays of half to one and a half times the one named."""
     for radix in RADIXES:
         topology, store = Topology(radix=radix), f"radix {radix}"
         for name, delay_ms in DELAYS_MS.items():
@@ -56,7 +56,7 @@ def measure(
     delays: Sequence[str],
     factors: Sequence[float],
 ) -> None:
-    """Let messages pass all their rests, and see that each is written as often as was counted."""
+    """Let messages pass all their rungs, and check that each is written as often as was counted."""
     runner = Runner(node, idle_seconds=0.1)
     for radix, settings in sorted(ladders.items()):
         say(f"writes: radix {radix}, {len(delays) * len(factors)} delays of {messages} messages")
@@ -98,7 +98,7 @@ LONGEST_PERIOD_MS = FIRST_MS << 30
 
 
 def bucket_of(remaining_ms: int) -> int:
-    """Return the bucket for what is due after ``remaining_ms``."""
+    """Return the bucket for messages that are due after ``remaining_ms``."""
     return 0 if remaining_ms < FIRST_MS else math.frexp(remaining_ms / FIRST_MS)[1]
 
 

@@ -14,12 +14,12 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
 from benchmarks.databases import PAYLOAD_BYTES, Database
-from benchmarks.inspecting import dispatch_times, expect_ledger
-from benchmarks.measuring import Results, expect, percentile, say
+from benchmarks.ledger_checks import dispatch_times, expect_ledger
+from benchmarks.measurement import Results, expect, percentile, say
 from benchmarks.processes import dispatchers
 
 RATE = 1000
-#: How often the producer schedules what has come together.
+#: How often the producer schedules its collected messages.
 TICK_SECONDS = 0.01
 DELAY_SECONDS = (0.5, 4.0)
 CHANNEL = "bench.0"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import channel_rate, dispatch_rate, lateness, lookups, plots, results, schedule_rate
 from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
-from benchmarks.measuring import MismatchError, Results, say
+from benchmarks.measurement import MismatchError, Results, say
 
 
 @dataclass(frozen=True, kw_only=True)

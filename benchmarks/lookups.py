@@ -1,4 +1,4 @@
-"""What a look at the ledger costs, and whether it stays the same when the ledger grows."""
+"""The cost of a query of the ledger, and whether it stays the same when the ledger grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_delay_provider.brokers.ledger import delivery, listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.domain.lifecycle import State
 from benchmarks.databases import Database, Rows
-from benchmarks.measuring import Results, expect, say
+from benchmarks.measurement import Results, expect, say
 
 CHANNELS = 10
 CANCELLED_EVERY = 1000
@@ -25,7 +25,7 @@ Look = Callable[[Connection], object]
 def measure(
     databases: Sequence[Database], results: Results, *, sizes: tuple[int, int], calls: int, repeats: int
 ) -> None:
-    """Time every look on a small and on a large ledger, taking turns."""
+    """Time every query on a small and on a large ledger, interleaved."""
     for database in databases:
         with ExitStack() as stack:
             ledgers = {size: _loaded(database, size, stack) for size in sizes}
@@ -72,7 +72,7 @@ def _loaded(database: Database, size: int, stack: ExitStack) -> Ledger:
             journal=False,
         ),
     )
-    database.settle(url)
+    database.analyze(url)
     ledger = Ledger(url)
     stack.callback(ledger.close)
     return ledger

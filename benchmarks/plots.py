@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import lateness
-from benchmarks.measuring import Measurement, Results
+from benchmarks.measurement import Measurement, Results
 from benchmarks.results import show
 
 COLORS = {"sqlite": "#0b7285", "postgresql": "#364fc7"}
@@ -103,7 +103,7 @@ def _draw_flat(results: Results, databases: Sequence[str]) -> Figure:
 def panels(n: int, *, height: float, sharey: bool) -> tuple[Figure, list[Axes]]:
     """Return a picture of ``n`` panels side by side."""
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    # Without pyplot: no window system is looked for and nothing global stays behind.
+    # Without pyplot: it needs no display and changes no global state.
     figure = Figure(figsize=(6.2 * max(n, 1) + 1.5, height), layout="constrained")
     axes = figure.subplots(1, n, sharey=sharey, squeeze=False)
     return figure, list(axes[0])

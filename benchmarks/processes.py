@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO
 
-from benchmarks.measuring import MismatchError
+from benchmarks.measurement import MismatchError
 
 READY_SECONDS = 120.0
 STOP_SECONDS = 120.0
@@ -22,7 +22,7 @@ STOP_SECONDS = 120.0
 
 @contextmanager
 def dispatchers(url: str, n: int = 1) -> Iterator[None]:
-    """Run ``n`` dispatcher processes on the ledger at ``url``; all of them look for due messages on entry."""
+    """Run ``n`` dispatcher processes on the ledger at ``url``; all of them poll for due messages on entry."""
     with ExitStack() as running:
         logs = [running.enter_context(_dispatcher(url)) for _ in range(n)]
         for log in logs:

@@ -1,4 +1,4 @@
-"""``./dev bench rabbitmq``: rates, broker CPU and lateness of the ladder in RabbitMQ, beside what it could be instead.
+"""``./dev bench rabbitmq``: rates, broker CPU and lateness of the ladder in RabbitMQ, compared with alternatives.
 
 Expected first, counted in the topology (docs/performance.md). A wait in a rung is one route, one durable write, one
 expiry and one removal. With delays of 1 to 20 ticks a message waits 1.20 times in our ladder (digits of 16) and 2.15
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import rabbitmq_measure, rabbitmq_report, results
-from benchmarks.measuring import MismatchError, Results, say
+from benchmarks.measurement import MismatchError, Results, say
 from benchmarks.rabbitmq_measure import Node, open_node
 from benchmarks.rabbitmq_methods import open_methods
 

@@ -1,4 +1,4 @@
-"""Measuring RabbitMQ: how fast messages enter, how late they arrive, and what they cost the broker."""
+"""Measurements of RabbitMQ: publish rate, lateness and CPU time of the broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.message import Message
 from benchmarks.databases import PAYLOAD_BYTES
 from benchmarks.lateness import PERCENTILES
-from benchmarks.measuring import Results, ServerProcess, expect, percentile, rate, say
+from benchmarks.measurement import Results, ServerProcess, expect, percentile, rate, say
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE, Method, Methods
 from tests.ladder_path import path_of
 from tests.rabbits import URL_VARIABLE
@@ -94,7 +94,7 @@ def _publish_all(node: Node, method: Method, n: int) -> tuple[float, float]:
     batches = _batches(method.channel, n)
     before = node.cpu_seconds
     found = rate(n, lambda: [method.publish(batch) for batch in batches])
-    # What the broker still does for messages that it has confirmed.
+    # Work of the broker for messages that it has already confirmed.
     time.sleep(SETTLE_SECONDS)
     return found, (node.cpu_seconds - before) / n * 1e6
 
@@ -113,7 +113,7 @@ def _batches(channel: str, n: int) -> Sequence[list[Message]]:
 
 
 SLOW, FAST = 500, 2000
-#: How often the producer publishes what has come together.
+#: How often the producer publishes its collected messages.
 STEP_SECONDS = 0.01
 #: Whole ticks, so that a hold that ends a moment too soon shows as an early message.
 DELAY_SECONDS = (1, 20)
@@ -133,7 +133,7 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What was found out about the messages of one run."""
+    """The measurements of one run."""
 
     lateness_ms: list[float]
     hops: float

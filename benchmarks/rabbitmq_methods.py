@@ -25,7 +25,7 @@ from airflow_delay_provider.brokers.rabbitmq.topology import AT_LEAST_ONCE, Bind
 from airflow_delay_provider.domain.clock import SystemClock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.ladder import Ladder
 from airflow_delay_provider.domain.message import Message
-from benchmarks.measuring import expect
+from benchmarks.measurement import expect
 from tests.rabbits import config_of
 
 #: The type of all queues, and what the results call the place where messages are kept.
@@ -48,7 +48,7 @@ class Method:
     name: str
     channel: str
     publish: Callable[[Sequence[Message]], object]
-    #: Where messages lie that are not delivered.
+    #: The queues that hold undelivered messages.
     waits_in: Sequence[str]
     #: None where nothing is delayed.
     ladder: Ladder | None = None
@@ -70,7 +70,7 @@ class Methods:
         return iter(self._methods.values())
 
     def empty(self, method: Method, *, expected: int) -> None:
-        """Remove the messages that wait, and make sure that all of them were there."""
+        """Remove the waiting messages, and check that none was missing."""
         with self._connection.channel() as channel:
             purged = [channel.call("queue_purge", queue=queue).method.message_count for queue in method.waits_in]
         expect(f"messages that wait, {method.name}", sum(purged), expected)
@@ -227,7 +227,7 @@ class BinaryLadder:
             yield Queue(name=self.level(level), arguments=AT_LEAST_ONCE | onward)
 
     def bindings(self) -> Iterator[Binding]:
-        """Return, for each level, what a bit that is set and one that is not lead to."""
+        """Return, for each level, the targets of a set and of an unset bit."""
         for level in range(LEVELS):
             before = "*." * (LEVELS - 1 - level)
             yield Binding(source=self.level(level), destination=self.level(level), key=f"{before}1.#")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.measuring import Measurement, Results
+from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import BARE_COLOR, draw_bars, draw_lateness, finish, finish_lateness, panels, save
 from benchmarks.rabbitmq_measure import SLOW
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE
@@ -58,7 +58,7 @@ def add_ratios(results: Results, *, rates: Values, cpu: Values) -> None:
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    """Return all aims and what was measured."""
+    """Return all aims and their measurements."""
     lines = ["| queues | measurement | aim | median | min - max | unit | met |", "|---|---|---:|---:|---:|---|---|"]
     for m in measurements:
         for aim in AIMS:

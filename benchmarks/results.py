@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measuring import Measurement
+from benchmarks.measurement import Measurement
 
 FIELDS = [field.name for field in dataclasses.fields(Measurement)]
 FOLDER = Path(__file__).parent / "results"

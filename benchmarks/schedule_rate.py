@@ -12,8 +12,8 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
 from benchmarks.bare import open_bare, rows_of
 from benchmarks.databases import PAYLOAD_BYTES, Database
-from benchmarks.inspecting import expect_ledger
-from benchmarks.measuring import Results, expect, rate, say
+from benchmarks.ledger_checks import expect_ledger
+from benchmarks.measurement import Results, expect, rate, say
 
 BATCH = 1000
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from airflow_delay_provider.links import UI_ROUTE  # noqa: E402
 from demo.java import find_java_home  # noqa: E402 - found on the path set above
 from demo.report import Report  # noqa: E402
 from demo.spark_tour import CONNECTIONS, SPARK_DAG  # noqa: E402
@@ -22,6 +23,10 @@ from tools.servers.airflow import Airflow, AirflowConfig  # noqa: E402
 from tools.servers.component import ComponentDiedError  # noqa: E402
 from tools.servers.server import UnavailableError  # noqa: E402
 
+#: Schedules many messages.
+TRAFFIC_DAG = "example_traffic"
+#: Leaves a dead letter.
+CONSUME_DAG = "example_consume"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -39,7 +44,10 @@ def main(command: str) -> int:
     airflow = Airflow(run_dir, config)
     try:
         start(airflow, report)
-        Tour(airflow, report, with_spark=has_java).run() if command == "demo" else keep_up(airflow, report)
+        if command == "demo":
+            Tour(airflow, report, with_spark=has_java).run()
+        else:
+            keep_up(airflow, report, with_spark=has_java)
     except (ComponentDiedError, RuntimeError, TimeoutError) as error:
         report.fail(f"{error}\nall logs: {airflow.log_dir}")
         return 1
@@ -71,18 +79,16 @@ def start(airflow: Airflow, report: Report) -> None:
     report.step("all components are healthy")
 
 
-def keep_up(airflow: Airflow, report: Report) -> None:
-    with airflow.api() as api:
-        api.wait_for_dag(DEMO_DAG)
-        api.trigger(DEMO_DAG, {"seconds": 60})
+def keep_up(airflow: Airflow, report: Report, *, with_spark: bool) -> None:
+    fill_pages(airflow, report, with_spark=with_spark)
     report.show(
         f"""
-Airflow        {airflow.url}  (no login; this machine only)
-messages       {airflow.url}/dags/{DEMO_DAG}  (a run is on its way)
-Spark retries  {airflow.url}/dags/{SPARK_DAG}  (trigger it: its source is down, so the job fails and is retried;
-               see the task's log, all attempts in its Storage tab, and the page behind "Delayed message")
-dispatcher     {airflow.dispatcher_url}/health
-metrics        {airflow.dispatcher_url}/metrics
+Airflow           {airflow.url}  (no login; this machine only)
+Delayed messages  {airflow.url}/plugin/{UI_ROUTE}  (also in the navigation, and a tab of each task instance)
+Spark retries     {airflow.url}/plugin/{UI_ROUTE}/retries  (the source of DAG {SPARK_DAG} is down: its job fails)
+HTTP API          {airflow.url}/delay/v1/messages
+dispatcher        {airflow.dispatcher_url}/health
+metrics           {airflow.dispatcher_url}/metrics
 
 Try these commands in another terminal, in this folder:
   export AIRFLOW_HOME={airflow.home}
@@ -102,6 +108,18 @@ Press Ctrl-C to stop everything."""
         for component in airflow.all_components:
             component.require_alive()
         time.sleep(1)
+
+
+def fill_pages(airflow: Airflow, report: Report, *, with_spark: bool) -> None:
+    """Run the DAGs that give the pages something to show."""
+    runs: dict[str, dict[str, object]] = {TRAFFIC_DAG: {}, CONSUME_DAG: {}, DEMO_DAG: {"seconds": 60}}
+    if with_spark:
+        runs[SPARK_DAG] = {}
+    with airflow.api() as api:
+        for dag_id, conf in runs.items():
+            api.wait_for_dag(dag_id)
+            api.trigger(dag_id, conf)
+    report.step(f"started {', '.join(runs)}, so that there is something to see")
 
 
 def leave(signum: int, _frame: FrameType | None) -> NoReturn:

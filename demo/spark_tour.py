@@ -80,7 +80,7 @@ class SparkTour:
             [ticket] = listing.page(connection, channel=DEFAULT_CHANNEL, states=[State.SCHEDULED]).records
         self.report.step(
             f"ticket {ticket.message.id} brings attempt 2 at {ticket.message.deliver_at:%H:%M:%S} UTC;"
-            f" its page: {self.airflow.url}/delay/messages/{ticket.message.id}"
+            f" its page: {self.airflow.url}/plugin/delayed-messages/messages/{ticket.message.id}"
         )
         return ticket
 

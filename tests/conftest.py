@@ -110,7 +110,7 @@ def queue_type(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated_postgres() -> Iterator[str]:
-    """A migrated database that others are copied from; nobody stays connected to it."""
+    """A migrated database that others are copied from; no client stays connected to it."""
     from airflow_delay_provider.brokers.ledger.database import Ledger
 
     with fresh_database() as url:
@@ -148,7 +148,7 @@ def emptied_databases(migrated_postgres: str) -> Iterator[EmptiedDatabases]:
 @pytest.fixture
 def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A migrated PostgreSQL database that is as good as new."""
-    # Asked for only now: without a server tests on SQLite run all the same.
+    # Asked for only now: without a server, tests on SQLite still run.
     databases: EmptiedDatabases = request.getfixturevalue("emptied_databases")
     with databases.lend() as url:
         yield url

@@ -107,7 +107,7 @@ class EmptiedDatabases:
             return False
 
     def _is_in_use(self, connection: Connection) -> bool:
-        """Whether somebody stays connected, who could still write; a session that was just closed ends soon."""
+        """Whether a client is still connected and could write; a session that was just closed ends soon."""
         for _ in range(20):
             if connection.execute(text(self._OTHERS)).first() is None:
                 return False

@@ -1,4 +1,4 @@
-"""Heartbeats of dispatchers that do not run, for tests of those who read them."""
+"""Heartbeats of dispatchers that do not run, for tests of their readers."""
 
 from __future__ import annotations
 

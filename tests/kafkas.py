@@ -40,7 +40,7 @@ ClusterT = TypeVar("ClusterT", bound=KafkaCluster)
 SECONDS = 60
 #: Of a secured broker: name to password. ``admin`` may do everything, ``app`` only what was granted.
 USERS = {"admin": "admin-passw0rd", "app": "app-passw0rd"}
-#: Whoever comes to the first one is an administrator without a password.
+#: Clients of the first listener are administrators without a password.
 SECURED_LISTENERS = {"PLAINTEXT": "PLAINTEXT", "SASL_SSL": "SASL_SSL", "SSL": "SSL"}
 
 
@@ -55,7 +55,7 @@ def connection_of(bootstrap: str, **settings: Any) -> dict[str, Any]:
 
 
 def fresh_topic(bootstrap: str, partitions: int = 1, **config: Any) -> str:
-    """Create a topic that nobody else uses, copied to all nodes, and return its name: ``cleanup_policy="compact"``."""
+    """Create a topic of this test only, replicated to all nodes; return its name: ``cleanup_policy="compact"``."""
     name = f"test-{uuid4().hex}"
     settings = {setting.replace("_", "."): str(value) for setting, value in config.items()}
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
@@ -70,7 +70,7 @@ def create_topic(admin: AdminClient, topic: NewTopic) -> None:
         try:
             admin.create_topics([topic])[topic.topic].result(SECONDS)
         except KafkaException as error:
-            # On a busy machine a node may seem to be lost for a moment, and the library then lets go of it.
+            # On a busy machine a node may seem to be lost for a moment, and the library then drops it.
             if error.args[0].code() in (NODE_LEFT, KafkaError._TRANSPORT):
                 return False
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -86,7 +86,7 @@ def create_topic(admin: AdminClient, topic: NewTopic) -> None:
 
 
 def partitions_of(client: Any, topic: str) -> dict[int, PartitionMetadata]:
-    """Return the partitions of a topic by their numbers, as soon as a node tells of them.
+    """Return the partitions of a topic by their numbers, as soon as a node reports them.
 
     The library may ask one that is gone, or that hears of the topic a moment later.
     """
@@ -97,7 +97,7 @@ def partitions_of(client: Any, topic: str) -> dict[int, PartitionMetadata]:
         except KafkaException:
             return None
 
-    return wait_for(look, what=f"a node tells of {topic}", seconds=2 * SECONDS, interval=0.02)
+    return wait_for(look, what=f"a node reports {topic}", seconds=2 * SECONDS, interval=0.02)
 
 
 def produce(
@@ -173,7 +173,7 @@ def delete_ladder(broker: KafkaBroker) -> None:
 
 @contextmanager
 def dispatching(client: KafkaBroker) -> Iterator[None]:
-    """A dispatcher of this client runs meanwhile, and may not fail."""
+    """Run a dispatcher of this client, which must not fail."""
     stop, failed = threading.Event(), list[Exception]()
 
     def dispatch() -> None:
@@ -182,7 +182,7 @@ def dispatching(client: KafkaBroker) -> Iterator[None]:
             try:
                 dispatcher.run_once()
             except Exception as error:  # noqa: BLE001 - shown at the end
-                # A busy machine makes passing trouble; what is not permitted does not pass.
+                # A busy machine causes transient errors; a missing permission is not transient.
                 if not (isinstance(error, BrokerError) and error.may_pass):
                     failed.append(error)
                 stop.wait(0.2)
@@ -217,7 +217,7 @@ def private_cluster(run_dir: Path, settings: Mapping[str, str] | None = None) ->
 
 @contextmanager
 def secured_broker(run_dir: Path, authority: Authority, settings: Mapping[str, str] | None = None) -> Iterator[Kafka]:
-    """A broker that asks who comes and what for, at ``bootstrap_of("SASL_SSL")`` and ``bootstrap_of("SSL")``.
+    """A broker with authentication and authorization, at ``bootstrap_of("SASL_SSL")`` and ``bootstrap_of("SSL")``.
 
     The former takes USERS, by PLAIN or SCRAM-SHA-256. The latter takes certificates, and their names are those of the
     users. The broker's own certificate is for ``localhost``, so the same port at 127.0.0.1 has the wrong name.
@@ -297,7 +297,7 @@ def _user_settings() -> dict[str, str]:
         "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "false",
-        # The node itself is anonymous to itself. Clients are so at the first listener only: the others ask who comes.
+        # The node itself is anonymous to itself. Clients are so at the first listener only; the others authenticate.
         "super.users": "User:admin;User:ANONYMOUS",
     }
 

@@ -1,8 +1,8 @@
 """``pytest -p tools.test_cost``: the time and the processor seconds of each test file, in a table at the end.
 
 The seconds of a file are those of the tests' own process, of the processes that they start, and, under ``./dev test``
-(which starts both), of the servers. Servers that others use at the same time count for whoever runs: use it alone and
-without ``-n``.
+(which starts both), of the servers. Servers that others use at the same time count for the running test: use it alone
+and without ``-n``.
 """
 
 from __future__ import annotations

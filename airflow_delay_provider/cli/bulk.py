@@ -7,7 +7,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,9 +19,10 @@ from airflow_delay_provider.cli.bulk_files import BadLineError, Row, read_rows
 from airflow_delay_provider.cli.output import progress
 from airflow_delay_provider.domain.arguments import OnConflict, OnPast, compose_message
 from airflow_delay_provider.domain.exceptions import DelayError, InvalidMessageError
+from airflow_delay_provider.metrics import schedule_and_count
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.port import Broker, Outcome, Receipt
+    from airflow_delay_provider.brokers.port import Broker, Outcome
     from airflow_delay_provider.domain.message import Message
 
 CHUNK_MESSAGES = 1000
@@ -32,8 +33,6 @@ _LINE_BYTES_BESIDE_PAYLOAD = 1_048_576
 _ID_NAMESPACE = UUID("1f0d6f5e-0e5b-4c53-9a5b-6a1c1d0f7d2b")
 
 NumberedMessage = tuple[int, "Message"]
-#: Called with each chunk after the broker confirmed it.
-Confirmed = Callable[[Iterable[tuple["Message", "Receipt"]]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +51,7 @@ class UnfinishedFileError(DelayError):
     """Not all lines are confirmed; the cause says why."""
 
 
-def schedule_file(
-    broker: Broker, path: Path, *, defaults: BulkDefaults, on_conflict: OnConflict, confirmed: Confirmed
-) -> Counter[Outcome]:
+def schedule_file(broker: Broker, path: Path, *, defaults: BulkDefaults, on_conflict: OnConflict) -> Counter[Outcome]:
     """Schedule every line and return the number of messages for each outcome.
 
     Nothing is written if a line is invalid. A line without an id gets one from the file's content, the line number and
@@ -62,7 +59,7 @@ def schedule_file(
     """
     file = _BulkFile(path, defaults=defaults, max_payload_bytes=broker.limits.max_payload_bytes)
     lines = _check(file, broker)
-    return _write(file, broker, on_conflict, lines=lines, confirmed=confirmed)
+    return _write(file, broker, on_conflict, lines=lines)
 
 
 class _BulkFile:
@@ -125,9 +122,7 @@ def _check(file: _BulkFile, broker: Broker) -> int:
     return checked
 
 
-def _write(
-    file: _BulkFile, broker: Broker, on_conflict: OnConflict, *, lines: int, confirmed: Confirmed
-) -> Counter[Outcome]:
+def _write(file: _BulkFile, broker: Broker, on_conflict: OnConflict, *, lines: int) -> Counter[Outcome]:
     outcomes: Counter[Outcome] = Counter()
     # A delivery time that passes between check and write is delivered, whatever on_past says.
     messages = (
@@ -138,10 +133,9 @@ def _write(
         try:
             for chunk in chunks(messages):
                 batch = [message for _, message in chunk]
-                receipts = broker.schedule(batch, on_conflict=on_conflict)
+                receipts = schedule_and_count(broker, batch, on_conflict=on_conflict)
                 outcomes.update(receipt.outcome for receipt in receipts)
                 last_line = chunk[-1][0]
-                confirmed(zip(batch, receipts, strict=True))
                 report(outcomes.total())
         except (DelayError, KeyboardInterrupt) as error:
             raise _unfinished(file.path, error, outcomes.total(), last_line, on_conflict) from error

@@ -39,7 +39,6 @@ def schedule(args: Namespace) -> None:
             **message_options(args),
         )
         (receipt,) = hook.schedule([message], on_conflict=args.on_conflict)
-    count_confirmed([(message, receipt)])
     _print_receipt(args, message, receipt)
 
 
@@ -78,7 +77,6 @@ def _schedule_file(args: Namespace) -> None:
             Path(args.file),
             defaults=defaults,
             on_conflict=parse_choice("on_conflict", OnConflict, args.on_conflict),
-            confirmed=count_confirmed,
         )
     document = {
         "file": args.file,

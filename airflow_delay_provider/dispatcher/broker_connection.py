@@ -44,11 +44,6 @@ class BrokerConnection:
         self._looked_up_at = 0.0
         self._lookup: _Lookup | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the broker is open, as far as known."""
-        return self._broker is not None
-
     def get(self) -> Broker:
         """Return the broker of the latest known connection."""
         if self._broker is None:

@@ -23,8 +23,8 @@ INTERVAL = timedelta(seconds=5)
 CHECKED_SINCE = timedelta(seconds=4)
 #: A check that takes longer is reported as failed while it goes on.
 SLOW_SECONDS = 8.0
-VERIFY_SECONDS = 300.0
-SKEW_SECONDS = 60.0
+VERIFY_INTERVAL = timedelta(minutes=5)
+SKEW_SECONDS = 10.0
 #: For the answers of brokers that respond quickly.
 WAIT_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
@@ -94,7 +94,8 @@ class _Checker:
         self._stopped = False
         self._began_at: float | None = None
         self._error: str | None = None
-        self._verify = _Every(VERIFY_SECONDS)
+        self._open_broker = open_broker
+        self._verification: threading.Thread | None = None
         self._measure_skew = _Every(SKEW_SECONDS)
         self._thread = threading.Thread(target=self._run, name=f"delay-check-{conn_id}", daemon=True)
         self._thread.start()
@@ -129,7 +130,6 @@ class _Checker:
                 self._guard(self._check)
                 self._began_at = None
                 self.answered.set()
-                self._guard(self._verify_topology)
         self._connection.close()
 
     def _guard(self, step: Callable[[], None]) -> None:
@@ -153,6 +153,8 @@ class _Checker:
         self._ledger.transact(
             broker_status.write_reached, self._conn_id, description=_one_line(description), clock_skew=skew
         )
+        if isinstance(broker, HasTopology):
+            self._verify_now_and_then()
 
     def _report(self, error: Exception) -> None:
         self._connection.close()
@@ -162,16 +164,22 @@ class _Checker:
             self._error = found
         self._ledger.transact(broker_status.write_failed, self._conn_id, error=found)
 
-    def _verify_topology(self) -> None:
-        if not self._connection.is_open:
+    def _verify_now_and_then(self) -> None:
+        """Verify the topology beside the checks: that may take half a minute."""
+        if self._verification is not None and self._verification.is_alive():
             return
-        broker = self._connection.get()
-        if isinstance(broker, HasTopology) and self._verify.is_due():
-            self._write_issues(broker)
+        with self._ledger.read() as connection:
+            if not broker_status.needs_verification(connection, self._conn_id, since=VERIFY_INTERVAL):
+                return
+        self._verification = threading.Thread(
+            target=self._guard, args=(self._verify,), name=f"delay-verify-{self._conn_id}", daemon=True
+        )
+        self._verification.start()
 
-    def _write_issues(self, broker: HasTopology) -> None:
+    def _verify(self) -> None:
         try:
-            issues = broker.verify_topology()
+            with self._open_broker(self._conn_id) as broker:
+                issues = broker.verify_topology() if isinstance(broker, HasTopology) else []
         except Exception as error:  # noqa: BLE001 - the next check reports a broker that is down
             log.warning("The topology of connection %s was not verified: %s", self._conn_id, _locate(error))
             return

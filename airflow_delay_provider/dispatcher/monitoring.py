@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
@@ -26,7 +26,7 @@ class Observer(Protocol):
 
 
 class PrometheusObserver:
-    """Keeps the numbers that ``/metrics`` shows."""
+    """Counts what the loops did, for ``/metrics``."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -45,16 +45,10 @@ class PrometheusObserver:
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
             registry=self.registry,
         )
-        self.held_channels = Gauge(
-            "delay_held_channels",
-            "Channels to which messages cannot be sent; /health has the reasons",
-            ["loop"],
-            registry=self.registry,
-        )
-        self.scheduled = Gauge("delay_scheduled", "Scheduled messages", registry=self.registry)
-        self.overdue = Gauge(
-            "delay_overdue_seconds", "How long the first scheduled message is overdue", registry=self.registry
-        )
+
+    def show(self, loop: str) -> None:
+        """Show a loop that has not failed yet: Prometheus sees an increase only from a number that it knows."""
+        self._errors.labels(loop)
 
     def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
         """Count messages and their lateness."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
 from airflow_delay_provider.brokers.ledger import projection
+from airflow_delay_provider.brokers.port import NeedsDispatcher
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.loop import Context
+from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
+from airflow_delay_provider.domain.lifecycle import JournalEntry
 
 #: Most entries in one transaction.
 PAGE = 1000
+#: Older dispatches are listed and not measured: a journal that is read from its start is no news.
+MEASURED = timedelta(minutes=5)
 
 
 class ProjectJournal:
@@ -29,7 +38,8 @@ class ProjectJournal:
         with ledger.read() as connection:
             after = projection.position_of(connection, destination)
         try:
-            entries = self._connection.get().read_journal(after=after, limit=PAGE)
+            broker = self._connection.get()
+            entries = broker.read_journal(after=after, limit=PAGE)
         except Exception:
             self.close()
             raise
@@ -37,9 +47,24 @@ class ProjectJournal:
             return interval
         position = entries[-1].position
         applied = ledger.transact(projection.project, destination, entries, after=after, position=position)
-        # If another dispatcher is ahead, reading the same pages beside it does not help.
-        return 0.0 if applied and len(entries) == PAGE else interval
+        if applied is None:
+            # Another dispatcher is ahead; reading the same pages beside it does not help.
+            return interval
+        # What needs a dispatcher is measured by that dispatcher.
+        if not isinstance(broker, NeedsDispatcher):
+            self._report(applied.dispatched)
+        return 0.0 if len(entries) == PAGE else interval
 
     def close(self) -> None:
         """Close the broker; the next run opens it again."""
         self._connection.close()
+
+    def _report(self, dispatched: Sequence[JournalEntry]) -> None:
+        """Report messages that the broker has dispatched itself, each once: when its entry is applied."""
+        since = self._context.clock.now() - MEASURED
+        recent = [entry for entry in dispatched if entry.at >= since]
+        self._context.report_dispatched(
+            Counter(entry.channel for entry in recent),
+            # Clocks of brokers differ; no message is early.
+            [max(0, floor_ms(entry.at) - ceil_ms(entry.deliver_at)) for entry in recent],
+        )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_delay_provider.brokers.ledger import delivery, listing
+from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.heartbeats import INTERVAL
 from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
@@ -19,6 +19,7 @@ from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.dispatch_kafka import DispatchKafka
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.fold_statistics import FoldStatistics
+from airflow_delay_provider.dispatcher.gauges import DispatcherGauges
 from airflow_delay_provider.dispatcher.housekeeping import Prune, RescueStale
 from airflow_delay_provider.dispatcher.loop import Context, Loop, LoopThread, TokenBucket
 from airflow_delay_provider.dispatcher.monitoring import HealthServer, Observer, PrometheusObserver
@@ -27,7 +28,6 @@ from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.dispatcher.write_heartbeat import WriteHeartbeat
 from airflow_delay_provider.domain.clock import Clock, SystemClock
 from airflow_delay_provider.domain.exceptions import DelayError
-from airflow_delay_provider.domain.lifecycle import State
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Dispatcher:
         self._open_broker = open_broker
         self._stop = threading.Event()
         self._threads: dict[str, LoopThread] = {}
+        self._prometheus.registry.register(DispatcherGauges(self._context, lambda: list(self._threads.values())))
         self._health_server: HealthServer | None = None
         self._heartbeat = WriteHeartbeat(
             self._context, lambda: {name: thread.health for name, thread in list(self._threads.items())}
@@ -150,18 +151,6 @@ class Dispatcher:
 
     def metrics(self) -> bytes:
         """Return what ``/metrics`` shows."""
-        self._prometheus.held_channels.clear()
-        for name, thread in list(self._threads.items()):
-            if isinstance(thread.loop, DispatchToBrokers) and (troubles := thread.health.troubles()):
-                self._prometheus.held_channels.labels(name).set(len(troubles))
-        try:
-            with self._context.ledger.read() as connection:
-                self._prometheus.scheduled.set(listing.count_by_state(connection)[State.SCHEDULED])
-                due_ms = delivery.next_due_ms(connection)
-            overdue_ms = 0 if due_ms is None else max(0, self._context.now_ms() - due_ms)
-            self._prometheus.overdue.set(overdue_ms / 1000)
-        except DelayError:
-            log.debug("The ledger could not be read for metrics", exc_info=True)
         return self._prometheus.render()
 
     def _start_loop(self, loop: Loop) -> None:
@@ -171,6 +160,7 @@ class Dispatcher:
             backoff = replace(backoff, initial=min(backoff.initial, INTERVAL), cap=INTERVAL)
         thread = LoopThread(loop, stop=self._stop, backoff=backoff, observers=self._context.observers)
         self._threads[loop.name] = thread
+        self._prometheus.show(loop.name)
         thread.start()
 
 

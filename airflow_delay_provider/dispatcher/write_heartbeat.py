@@ -26,7 +26,7 @@ class WriteHeartbeat:
     def __init__(self, context: Context, loops: Callable[[], Mapping[str, LoopHealth]]) -> None:
         self._context = context
         self._loops = loops
-        self._version = _installed_version()
+        self._version = installed_version()
         self._is_first = True
 
     def run_once(self) -> float:
@@ -68,7 +68,8 @@ def _report(health: LoopHealth) -> dict[str, Any]:
     }
 
 
-def _installed_version() -> str:
+def installed_version() -> str:
+    """Return the version of this package."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -22,6 +22,7 @@ from airflow_delay_provider.hooks.connections import (
     require_undefined,
 )
 from airflow_delay_provider.hooks.ledger import open_configured_ledger
+from airflow_delay_provider.metrics import schedule_and_count
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -86,7 +87,8 @@ class DelayHook(BaseHook):
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
     ) -> list[Receipt]:
         """Schedule all messages or none, and return the broker's confirmations."""
-        return self.get_conn().schedule(messages, on_conflict=parse_choice("on_conflict", OnConflict, on_conflict))
+        policy = parse_choice("on_conflict", OnConflict, on_conflict)
+        return schedule_and_count(self.get_conn(), messages, on_conflict=policy)
 
     def compose(self, channel: str, payload: Any, **options: Any) -> Message:
         """Make a message; ``options`` are those of :func:`~airflow_delay_provider.compose_message`."""

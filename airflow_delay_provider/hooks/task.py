@@ -17,7 +17,7 @@ from airflow_delay_provider.domain.exceptions import (
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change
 from airflow_delay_provider.domain.message import Origin
 from airflow_delay_provider.hooks.delay import DelayHook
-from airflow_delay_provider.metrics import AirflowMetrics
+from airflow_delay_provider.metrics import AirflowMetrics, schedule_and_count
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -160,7 +160,7 @@ def schedule_once(
     messages are checked first and then published in batches.
     """
     if broker.knows_ids:
-        return broker.schedule(messages, on_conflict=on_conflict)
+        return schedule_and_count(broker, messages, on_conflict=on_conflict)
     from airflow_delay_provider.brokers.port import Outcome, Receipt
 
     broker.check_messages(messages)
@@ -169,7 +169,7 @@ def schedule_once(
         positions = range(start, min(start + BATCH, len(messages)))
         wanted = [position for position in positions if not confirmed.has(position)]
         try:
-            fresh = broker.schedule([messages[position] for position in wanted], on_conflict=on_conflict)
+            fresh = schedule_and_count(broker, [messages[position] for position in wanted], on_conflict=on_conflict)
         except DelayError as error:
             refused = set(error.unconfirmed) or {messages[position].id for position in wanted}
             open_positions = [position for position in wanted if messages[position].id in refused]

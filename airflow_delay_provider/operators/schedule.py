@@ -26,7 +26,6 @@ from airflow_delay_provider.hooks.task import (
     translate_errors,
 )
 from airflow_delay_provider.links import DelayedMessageLink, message_url
-from airflow_delay_provider.metrics import count_confirmed
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger, describe_outcomes, require_dispatched
 
 if TYPE_CHECKING:
@@ -277,7 +276,6 @@ class ScheduleMessageOperator(BaseOperator):
             min(due).isoformat(),
             max(due).isoformat(),
         )
-        count_confirmed(zip(messages, receipts, strict=True))
         # Pushed now, and not only at the end of the task, so that the link works while the task waits.
         self.message_link = message_url(messages[0].id, self.delay_conn_id)
         context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)

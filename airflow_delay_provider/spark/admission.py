@@ -272,7 +272,7 @@ class RetryAdmission(BrokerThread):
         }
         since = broker.outcomes_begin()
         if extended:
-            broker.schedule([ticket.as_message(target.channel) for ticket in extended.values()])
+            hook.schedule([ticket.as_message(target.channel) for ticket in extended.values()])
         for request in batch:
             ticket = extended.get(request)
             self.call_on_loop(_set_result, request, None if ticket is None else Extension(ticket=ticket, since=since))

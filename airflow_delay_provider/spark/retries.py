@@ -179,10 +179,8 @@ class SparkRetries:
 def as_stored(history: History, retries: SparkRetries) -> dict[str, Any]:
     """Return the history for Airflow's task state store, with the budget that it uses up."""
     failures = _count(history, retries)
-    own = sum(n for kind, n in failures.items() if kind is not Verdict.INFRASTRUCTURE)
-    # The first submission is an attempt too, so one failure fewer than attempts may follow it.
     budget = {
-        "attempts": (own, retries.max_attempts - 1),
+        "attempts": (len(history.attempts) - failures[Verdict.INFRASTRUCTURE], retries.max_attempts),
         "resource": (failures[Verdict.RESOURCE], retries.max_resource_failures),
         "infrastructure": (failures[Verdict.INFRASTRUCTURE], retries.max_infrastructure_failures),
     }

@@ -140,9 +140,8 @@ class RetryTickets:
 
     def schedule(self, ticket: Ticket) -> str:
         """Schedule a ticket, once however often it is called; return a journal position from before that."""
-        broker = self.hook.get_conn()
-        since = broker.outcomes_begin()
-        broker.schedule([ticket.as_message(self._channel)])
+        since = self.hook.get_conn().outcomes_begin()
+        self.hook.schedule([ticket.as_message(self._channel)])
         return since
 
     def cancel(self, ticket_id: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import rabbitmq_report
-from benchmarks.measuring import Measurement
+from benchmarks.measurement import Measurement
 from benchmarks.results import show
 
 _RATES = ("messages/s", "entries/s")

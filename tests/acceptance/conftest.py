@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 USERS = {"admin": "admin", "viewer": "viewer"}
 SETTINGS = {
     **spark_stampede.SETTINGS,
-    # Parsed once: nobody edits these DAGs while they run.
+    # Parsed once: these DAGs are not edited while they run.
     "dag_processor": {"min_file_process_interval": "86400"},
     "core": {"test_connection": "Enabled"},
 }

@@ -86,7 +86,7 @@ def crash_after(function_name: str, crash: Crash, *, when: Callable[[Any], bool]
     setattr(delivery, function_name, wrapped)
 
 
-def arm_here(step: str, crash: Crash, ledger: Ledger) -> None:
+def arm_embedded(step: str, crash: Crash, ledger: Ledger) -> None:
     """Patch the crash into the transaction that delivers here."""
     if step == "after_take":
         crash_after("take", crash)
@@ -98,7 +98,7 @@ def arm_here(step: str, crash: Crash, ledger: Ledger) -> None:
         arm_commit(crash, ledger, marks="deliver_now", before=step == "before_commit")
 
 
-def arm_away(step: str, crash: Crash, ledger: Ledger, broker: LoggedBroker) -> None:
+def arm_external(step: str, crash: Crash, ledger: Ledger, broker: LoggedBroker) -> None:
     """Patch the crash into claim, send or mark."""
     match step:
         case "after_claim":
@@ -145,9 +145,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.step:
         crash = Crash(options.passages)
         if broker is None:
-            arm_here(options.step, crash, ledger)
+            arm_embedded(options.step, crash, ledger)
         else:
-            arm_away(options.step, crash, ledger, broker)
+            arm_external(options.step, crash, ledger, broker)
     config = DispatcherConfig(
         batch=BATCH,
         claim=timedelta(seconds=options.claim_seconds),

@@ -1,6 +1,6 @@
-"""How late others are while a channel becomes bad that is written to: `python -m tests.acceptance.kafka_bad_channels`.
+"""Lateness of others while a channel in use becomes bad: `python -m tests.acceptance.kafka_bad_channels`.
 
-Each round has two fresh channels on one ladder with a dispatcher of its own process. One of them is spoiled while
+Each round has two fresh channels on one ladder with a dispatcher of its own process. One of them is broken while
 messages go to both, 50 a second each; a reader of committed records sees how late those of the other one are.
 """
 
@@ -80,7 +80,7 @@ def main() -> None:
                 late = lateness_ms(scene, SPOILS[args.becomes])
                 found = {"p50": late[len(late) // 2], "max": late[-1], "load": round(os.getloadavg()[0], 1)}
                 print(json.dumps({"round": number} | found), flush=True)
-                # What is due of the bad channel has ended before the next one begins.
+                # Due messages of the bad channel end before the next round begins.
                 time.sleep(1)
         finally:
             failed = dispatcher.log.read_text(errors="replace").count(" WARNING failed")

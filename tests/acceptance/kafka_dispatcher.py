@@ -1,4 +1,4 @@
-"""A dispatcher as a program of its own, which serves one Kafka ladder until SIGTERM, whatever happens on the way."""
+"""A dispatcher as a program of its own, which serves one Kafka ladder until SIGTERM and survives errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.exceptions import DelayError
 
-#: As a loop of the real dispatcher does it: an error is told, and the next run may succeed.
+#: Like a loop of the real dispatcher: an error is reported, and the next run may succeed.
 PAUSE_SECONDS = 0.2
 
 log = logging.getLogger("dispatcher")
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--after", type=Path, help="the file that is waited for before anything is begun")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(levelname)s %(message)s")
-    # Where it is, for those who wonder why it does not go on.
+    # Its stack, to find out why it does not continue.
     faulthandler.register(signal.SIGUSR1)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

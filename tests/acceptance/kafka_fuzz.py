@@ -1,8 +1,8 @@
 """Random and mutated records in all topics of a ladder: `python -m tests.acceptance.kafka_fuzz`.
 
-A canary is scheduled ten times a second by a raw client and must arrive within a second of its due time, all along. The
-dispatcher must be the same process at the end, within its memory, and nothing may be left of what was written but
-messages that are not due yet.
+A canary is scheduled ten times a second by a raw client and must always arrive within a second of its due time. The
+dispatcher must be the same process at the end, within its memory, and only messages that are not due yet may be left
+of those written.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tools.servers.component import wait_for
 
 PARTITIONS = 2
 CANARY_SECONDS = 0.1
-#: What a canary may be late.
+#: How late a canary may be.
 LATE_MS = 1000
-#: How long after the last record everything may take to come to rest.
+#: How long the ladder may take to become idle after the last record.
 PATIENCE_SECONDS = 180.0
-#: Above what it has when it begins.
+#: The growth above the memory at the start.
 MEMORY_MB = 250
 #: No message of the fuzz is due later than this, unless its time was mutated.
 LONGEST_MS = 6_000
@@ -51,20 +51,20 @@ LONGEST_MS = 6_000
 
 @dataclass(frozen=True, kw_only=True)
 class Fuzz:
-    """What is done."""
+    """The settings of a run."""
 
     records: int
     seed: int = 0
     #: Records each second.
     rate: float = 1000
-    #: How long canaries are alone before.
+    #: How long only canaries run before the fuzz.
     control_seconds: float = 10
     tell: Callable[[str], None] = print
 
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it."""
+    """The results of a run."""
 
     written: dict[str, int] = field(default_factory=dict)
     #: Plain records of the inbox without an id of their own, by the id that they are given.
@@ -82,7 +82,7 @@ class Figures:
     vanished: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
-    failures_told: int = 0
+    failures_reported: int = 0
     undone: int = 0
     was_restarted: bool = False
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Figures:
             self.vanished
             or self.stuck
             or self.was_restarted
-            or self.failures_told
+            or self.failures_reported
             or self.due.keys() - self.seen.keys()
             or (late and late[-1] > LATE_MS)
             or self.rss_mb[-1] - self.rss_mb[0] > MEMORY_MB
@@ -128,12 +128,12 @@ class Figures:
                 "most": round(max(self.rss_mb)),
                 "after": round(self.rss_mb[-1]),
             },
-            "dispatcher": {"restarted": self.was_restarted, "failed": self.failures_told, "undone": self.undone},
+            "dispatcher": {"restarted": self.was_restarted, "failed": self.failures_reported, "undone": self.undone},
             "seconds": round(self.seconds, 1),
         }
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Mutator:
         return Written(topic, key, value, headers)
 
     def _plain(self) -> Written:
-        """A request of anybody, with nonsense in some of its headers."""
+        """A request of a plain producer, with nonsense in some of its headers."""
         random = self._random
         headers: dict[str, bytes | None] = {
             protocol.CHANNEL: self._channel().encode(errors="replace"),
@@ -347,7 +347,7 @@ class Canaries:
                         self._figures.seen.setdefault(name, now_ms())
 
     def _doze(self) -> None:
-        """See how long the machine keeps a thread waiting that wants to run."""
+        """Measure how long the machine keeps a runnable thread waiting."""
         while not self._read_on.is_set():
             before = time.monotonic()
             time.sleep(0.01)
@@ -357,7 +357,7 @@ class Canaries:
 
 
 def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
-    """Do it on a ladder of its own; what the dispatcher says is left in ``run_dir``."""
+    """Run the fuzz on a ladder of its own; the log of the dispatcher stays in ``run_dir``."""
     figures, started = Figures(), time.monotonic()
     settings = {"ladder": f"fuzz-{uuid4().hex[:8]}", "partitions": PARTITIONS}
     given = {"bootstrap": bootstrap, "settings": settings}
@@ -393,7 +393,7 @@ def fuzz(work: Fuzz, bootstrap: str, run_dir: Path) -> Figures:
         finally:
             said = dispatcher.log.read_text(errors="replace")
             dispatcher.stop()
-        figures.failures_told = said.count(" WARNING failed")
+        figures.failures_reported = said.count(" WARNING failed")
         figures.undone = said.count("is aborted and repeated")
         client.delete_topology(even_if_messages_wait=True)
     figures.seconds = time.monotonic() - started
@@ -431,7 +431,7 @@ def _write(work: Fuzz, bootstrap: str, mutator: Mutator, figures: Figures, dispa
 
 
 def _look(client: KafkaBroker, figures: Figures) -> bool:
-    """Whether nothing is left but messages that are not due yet; committed offsets and their notes tell."""
+    """Whether only messages that are not due yet are left, by committed offsets and their notes."""
     topology, clients = client.topology, client._clients
     topics = [topology.inbox, topology.control, *(topology.rung(hold_ms) for hold_ms in topology.ladder.holds_ms)]
     places = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
@@ -451,7 +451,7 @@ def _look(client: KafkaBroker, figures: Figures) -> bool:
             figures.waiting += 1
             figures.waiting_ids.add(record.key()[8:].decode(errors="replace"))
             continue
-        # Somebody has put it there, so it rests as long as the others there do.
+        # It was written to this rung, so it waits as long as the others there.
         if hold_ms is not None and hold_ms > LONGEST_MS and record.timestamp()[1] + hold_ms > now_ms():
             figures.waiting += 1
             continue
@@ -460,7 +460,7 @@ def _look(client: KafkaBroker, figures: Figures) -> bool:
 
 
 def _judge(bootstrap: str, client: KafkaBroker, channels: Sequence[str], figures: Figures) -> None:
-    """Find every plain record again: in a channel, among the dead, or where it waits."""
+    """Find every plain record again: in a channel, in the dead-letter topic, or in a rung."""
     found = set(figures.waiting_ids)
     for record in read_to_end(bootstrap, channels):
         figures.delivered += 1

@@ -1,8 +1,8 @@
 """Messages wait on a Kafka whose dispatchers are killed again and again: `python -m tests.acceptance.kafka_soak`.
 
 One to three dispatchers run as processes of their own: they are killed and replaced, others join and leave, and the
-broker itself is killed and started again on its data. At the end every id must lie in its topic exactly once and not
-before its time, the journal must tell so, and nothing may be left in the ladder.
+broker itself is killed and started again on its data. At the end every id must be in its topic exactly once and not
+before its time, the journal must agree, and the ladder must be empty.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SERVING = re.compile(r"^([0-9.]+) INFO .*: serving partitions \[([0-9, ]*)\]$", 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int
     #: How long everything is disturbed. Messages are scheduled in the first half of it.
@@ -67,7 +67,7 @@ class Soak:
     partitions: int = 4
     channels: int = 3
     channel_partitions: int = 3
-    #: Dispatchers that have names of their own go on at once after a restart.
+    #: Dispatchers with names of their own continue at once after a restart.
     named: int = 1
     most: int = 3
     seed: int = 0
@@ -76,7 +76,7 @@ class Soak:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it; all times are milliseconds since 1970, or between two."""
+    """The results of a run; all times are milliseconds since 1970, or between two."""
 
     #: Id to due time.
     due: dict[str, int] = field(default_factory=dict)
@@ -88,18 +88,18 @@ class Figures:
     early: list[str] = field(default_factory=list)
     #: When records of each partition were stored, in order.
     by_partition: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    #: What was done and when, and for a kill the partitions that were served.
+    #: Each disturbance and its time, and for a kill the partitions that were served.
     disturbances: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
     broker_down: list[tuple[int, int]] = field(default_factory=list)
     rss_mb: dict[int, float] = field(default_factory=dict)
     takeovers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    #: Failures that dispatchers told of and went on from.
-    errors_told: int = 0
+    #: Failures that dispatchers reported and continued from.
+    errors_reported: int = 0
     still_waiting: str | None = None
     dead: int = 0
     wrong_in_journal: list[str] = field(default_factory=list)
     failed_to_stop: int = 0
-    #: What each dispatcher that ran to the end said last.
+    #: The last log lines of each dispatcher that ran to the end.
     last_words: list[str] = field(default_factory=list)
     seconds: float = 0
 
@@ -113,7 +113,7 @@ class Figures:
 
     @property
     def strange(self) -> list[str]:
-        """Ids that nobody scheduled."""
+        """Ids that were never scheduled."""
         return sorted(self.stored.keys() - self.due.keys())
 
     @property
@@ -173,7 +173,7 @@ class Figures:
             "lateness_undisturbed_ms": _percentiles(self.lateness_ms(first_of, undisturbed=True)),
             "visible_undisturbed_ms": _percentiles(self.lateness_ms(self.seen, undisturbed=True)),
             "peak_rss_mb": round(max(self.rss_mb.values(), default=0)),
-            "errors_told": self.errors_told,
+            "errors_reported": self.errors_reported,
             "seconds": round(self.seconds, 1),
             "samples": {
                 "lost": self.lost[:5],
@@ -191,7 +191,7 @@ class Figures:
 
 
 class Dispatcher:
-    """One process, with what it says in a file."""
+    """One process with a log file."""
 
     def __init__(
         self, given: dict[str, Any], folder: Path, instance: str | None = None, after: Path | None = None
@@ -251,7 +251,7 @@ class Dispatcher:
         try:
             return self.process.wait(seconds) in (0, -signal.SIGTERM)
         except subprocess.TimeoutExpired:
-            # It writes where it is.
+            # It writes its stack.
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(0.5)
             self.kill()
@@ -263,7 +263,7 @@ class Dispatcher:
 
 
 class Crew:
-    """The dispatchers there are."""
+    """The running dispatchers."""
 
     def __init__(self, work: Soak, given: dict[str, Any], folder: Path, figures: Figures) -> None:
         self._work = work
@@ -323,7 +323,7 @@ class Crew:
             self._figures.failed_to_stop += not each.stop()
             self._figures.last_words.append(each.last_words())
         self.running.clear()
-        self._figures.errors_told = sum(
+        self._figures.errors_reported = sum(
             each.log.read_text(errors="replace").count(" WARNING failed") for each in self.all
         )
 
@@ -337,7 +337,7 @@ class Crew:
 
 
 def soak(work: Soak, run_dir: Path) -> Figures:
-    """Do it on a private broker; what dispatchers say is left in ``run_dir``."""
+    """Run the soak on a private broker; the logs of dispatchers stay in ``run_dir``."""
     with private_broker(run_dir) as broker:
         return _soak(work, broker, run_dir)
 
@@ -351,7 +351,7 @@ def _soak(work: Soak, broker: KafkaCluster, run_dir: Path) -> Figures:
     settings = {"ladder": f"soak-{uuid4().hex[:8]}", "partitions": work.partitions, "confirm_timeout": 20}
     given = {"bootstrap": broker.bootstrap, "settings": settings}
     crew = Crew(work, given, run_dir, figures)
-    # Nothing is scheduled while the broker is down: what is scheduled twice would not be a duplicate of the ladder.
+    # Nothing is scheduled while the broker is down: a message scheduled twice would be no duplicate of the ladder.
     publishing = threading.Lock()
     watcher = Watcher(broker.bootstrap, channels, figures, crew)
     try:
@@ -414,7 +414,7 @@ def _schedule_until_confirmed(client: KafkaBroker, batch: Sequence[domain.Messag
 
 
 def _disturb(work: Soak, broker: KafkaCluster, crew: Crew, publishing: threading.Lock, figures: Figures) -> None:
-    """Do everything at moments that are spread over the time."""
+    """Cause all disturbances, spread over the time."""
     source, started = random.Random(work.seed + 1), time.monotonic()
 
     def spread(count: int, what: str) -> list[tuple[float, str]]:
@@ -449,7 +449,7 @@ def _wait_for_all(work: Soak, crew: Crew, figures: Figures) -> None:
 
 
 class Watcher:
-    """Reads the channels all along to see when messages become visible, and looks at the memory of dispatchers."""
+    """Reads the channels continuously to see when messages become visible, and samples the memory of dispatchers."""
 
     def __init__(self, bootstrap: str, channels: Sequence[str], figures: Figures, crew: Crew) -> None:
         self._bootstrap = bootstrap
@@ -480,7 +480,7 @@ class Watcher:
                     self._crew.note_memory()
 
 
-# -- judging -------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------
 
 
 def _judge(work: Soak, broker: KafkaCluster, client: KafkaBroker, channels: Sequence[str], figures: Figures) -> None:
@@ -505,7 +505,7 @@ def _is_deleted(client: KafkaBroker, figures: Figures) -> bool:
     try:
         client.delete_topology()
     except MessagesWaitError as error:
-        # A dispatcher that has a name is a member for a while, should it come back.
+        # A named dispatcher stays a member for a while, in case it restarts.
         if "dispatchers serve" in str(error):
             return False
         figures.still_waiting = str(error)
@@ -513,26 +513,26 @@ def _is_deleted(client: KafkaBroker, figures: Figures) -> bool:
 
 
 def wrong_in_journal(client: KafkaBroker, figures: Figures) -> list[str]:
-    """Return the ids of which the journal does not tell that they were scheduled once and dispatched once.
+    """Return the ids that the journal does not record as scheduled once and dispatched once.
 
     Those that were due when they were scheduled begin with that they were dispatched.
     """
-    told: dict[str, list[str]] = defaultdict(list)
+    recorded: dict[str, list[str]] = defaultdict(list)
     position, deadline = FROM_THE_START, time.monotonic() + 60
     good = (["scheduled", "dispatched"], ["dispatched"])
     while True:
         while entries := client.read_journal(after=position, limit=10_000):
             position = entries[-1].position
             for entry in entries:
-                told[entry.message_id].append(entry.change.value)
-        wrong = sorted(name for name in figures.due if name not in figures.uncertain and told[name] not in good)
-        # Where nothing comes, something may still be on its way.
+                recorded[entry.message_id].append(entry.change.value)
+        wrong = sorted(name for name in figures.due if name not in figures.uncertain and recorded[name] not in good)
+        # An empty read does not mean that no record is on its way.
         if not wrong or time.monotonic() > deadline:
             return wrong
 
 
 def read_to_end(bootstrap: str, topics: Sequence[str]) -> Iterator[Message]:
-    """Return all committed records that are there."""
+    """Return all committed records."""
     with _reader(bootstrap) as consumer:
         places = _all_of(consumer, topics)
         consumer.assign(places)

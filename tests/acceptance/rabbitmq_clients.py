@@ -1,4 +1,4 @@
-"""A publisher and a consumer as programs of their own, which write down what they did.
+"""A publisher and a consumer as programs of their own, which log their messages.
 
 For each message ``publish`` writes ``id deliver_at_ms published_ms confirmed_ms attempts``, ``consume`` writes
 ``id arrived_ms``.
@@ -26,7 +26,7 @@ from tests.rabbits import config_of
 
 BATCH = 500
 PREFETCH = 1000
-#: How long a broker may say nothing before the batch counts as unconfirmed.
+#: How long a broker may be silent before the batch counts as unconfirmed.
 CONFIRM_SECONDS = 20
 
 
@@ -38,7 +38,7 @@ def now_ms() -> int:
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Publish at an even pace; what is not confirmed is published again, with the same id and due time."""
+    """Publish at an even pace; unconfirmed messages are published again, with the same id and due time."""
     source = random.Random(args.seed)
     settings = {"tick": args.tick, "management_url": args.management_url}
     config = config_of(args.url, **settings, confirm_timeout=CONFIRM_SECONDS)
@@ -83,7 +83,7 @@ def _publish_until_confirmed(broker: RabbitMQBroker, batch: Sequence[Message], l
 
 
 def consume(args: argparse.Namespace) -> None:
-    """Note each message and acknowledge it after that, over as many connections as it takes."""
+    """Log each message and then acknowledge it, and reconnect as often as needed."""
     with args.log.open("w") as log:
         while True:
             with suppress(pika.exceptions.AMQPError, OSError):

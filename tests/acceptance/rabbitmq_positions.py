@@ -1,6 +1,6 @@
-"""Where a RabbitMQ node keeps each message of a ladder, asked of the node itself so that nothing is moved or woken.
+"""Where a RabbitMQ node keeps each message of a ladder, read from the node itself so that no message moves.
 
-An AMQP client cannot tell: looking into a queue is activity, and a message that the dead-letter worker of a queue holds
+An AMQP client cannot tell: peeking at a queue is activity, and a message that the dead-letter worker of a queue holds
 is in no state that AMQP shows.
 """
 
@@ -14,7 +14,7 @@ import pika
 
 from tools.servers.rabbitmq import RabbitMQ
 
-#: What the dead-letter workers of quorum queues hold: a line for each message with its queue, its id, which queues must
+#: Messages that dead-letter workers of quorum queues hold: a line for each with its queue, its id, which queues must
 #: still confirm it, which have refused it, how often it was published and for how many seconds it has been held.
 _HELD = """
 Id = fun(Message) ->
@@ -46,7 +46,7 @@ lists:foreach(
 
 @dataclass(frozen=True, kw_only=True)
 class HeldMessage:
-    """A message that a queue has given to its dead-letter worker and that has not got to the next queue."""
+    """A message that a queue has given to its dead-letter worker and that has not reached the next queue."""
 
     queue: str
     message_id: str
@@ -66,10 +66,10 @@ class HeldMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """What a node holds."""
+    """The messages that a node holds."""
 
     held: Mapping[str, HeldMessage] = field(default_factory=dict)
-    #: Messages that could be handed out, by queue.
+    #: Ready messages, by queue.
     ready: Mapping[str, int] = field(default_factory=dict)
     #: Messages that have expired and that the dead-letter worker has not been given yet, by queue.
     behind: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Positions:
 
 
 def find_positions(node: RabbitMQ) -> Positions:
-    """Ask the node."""
+    """Query the node."""
     held: dict[str, HeldMessage] = {}
     for line in node.control("eval", _HELD).splitlines():
         if line.startswith("held\t"):
@@ -113,7 +113,7 @@ def find_positions(node: RabbitMQ) -> Positions:
 
 
 def parked_ids(node: RabbitMQ, queue: str) -> set[str]:
-    """Return the ids of what a queue without expiry could hand out."""
+    """Return the ids of the ready messages of a queue without expiry."""
     found = set()
     with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
         channel = connection.channel()

@@ -1,4 +1,4 @@
-"""How late messages come after a RabbitMQ with its default settings was killed, with no client there to help.
+"""How late messages are after a RabbitMQ with default settings was killed, with no client connected.
 
 `python -m tests.acceptance.rabbitmq_restart`: messages are scheduled, all clients end, the node is killed and starts
 again. A plain consumer then notes when each message arrives. Counted is the time from the later of two moments, the
@@ -28,21 +28,21 @@ from tools.servers.rabbitmq import RabbitMQ
 
 CHANNEL = "restart"
 BATCH = 1000
-#: Twice what the broker waits before it dead-letters again, and a little.
+#: A little more than twice the time after which the broker dead-letters again.
 PATIENCE_SECONDS = 400
-#: After all are due and the broker has been back for so long, whatever it still holds is late.
+#: After all are due and the broker has been back for so long, all messages that it still holds are late.
 LOOK_AFTER_MS = 15_000
 
 
 @dataclass(kw_only=True)
 class Restarted:
-    """What came of it."""
+    """The results of a run."""
 
     due: dict[str, int] = field(default_factory=dict)
     arrived: dict[str, list[int]] = field(default_factory=dict)
     down_ms: int = 0
     back_ms: int = 0
-    #: What the node held when all were due and it had been back for a while.
+    #: The messages that the node held when all were due and it had been back for a while.
     positions: Positions = field(default_factory=Positions)
 
     def late_ms(self) -> list[int]:
@@ -69,7 +69,7 @@ _SHARES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int = 20_000
     #: Seconds between the last publish and the kill, and between the kill and the start.
@@ -79,7 +79,7 @@ class Restart:
 
 
 def restart(work: Restart, node: RabbitMQ) -> Restarted:
-    """Do it on a node that runs."""
+    """Run the measurement on a running node."""
     result = Restarted()
     declare_queue(node.url, CHANNEL, **{"x-queue-type": "quorum"})
     with RabbitMQBroker(config_of(node.url)) as broker:
@@ -113,7 +113,7 @@ def _schedule(work: Restart, broker: RabbitMQBroker, result: Restarted) -> None:
 
 
 def _consume(work: Restart, node: RabbitMQ, result: Restarted) -> None:
-    """Note what comes until all has come or patience ends, and once what the node holds meanwhile."""
+    """Record arrivals until all have arrived or time is up, and once the messages that the node holds meanwhile."""
 
     def note(channel: Any, method: Any, properties: pika.BasicProperties, _body: bytes) -> None:
         result.arrived.setdefault(str(properties.message_id), []).append(now_ms())

@@ -32,15 +32,15 @@ from tools.servers.rabbitmq import SOON_DEAD_LETTERED_AGAIN, RabbitMQ
 CHANNEL = "soak"
 LOST = "in no queue"
 DEFAULT_DEAD_LETTER_SECONDS = 180
-#: After a restart, what waited meanwhile is on its way and its consumer connects again.
+#: After a restart, the backlog is forwarded and the consumer reconnects.
 SETTLE_MS = 10_000
-#: What is due so shortly before a kill may not have arrived yet: a tick, and what a busy machine adds.
+#: A message that is due so shortly before a kill may not have arrived yet: a tick, and the delay of a busy machine.
 DUE_BEFORE_MS = 3_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is done."""
+    """The settings of a run."""
 
     messages: int
     version: str = "rabbitmq3"
@@ -61,7 +61,7 @@ class Soak:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What the publisher knows of a message."""
+    """The publisher's record of a message."""
 
     due_ms: int
     published_ms: int
@@ -71,7 +71,7 @@ class Published:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came of it."""
+    """The results of a run."""
 
     published: dict[str, Published] = field(default_factory=dict)
     #: When each id arrived, as often as it did.
@@ -83,7 +83,7 @@ class Figures:
     unroutable: int = 0
     #: Where each id that did not arrive was seen last; ``LOST`` if it is in no queue.
     last_seen: dict[str, str] = field(default_factory=dict)
-    #: What the node held when some did not arrive.
+    #: The messages that the node held when some did not arrive.
     positions: Positions = field(default_factory=Positions)
 
     @property
@@ -98,7 +98,7 @@ class Figures:
 
     @property
     def stuck(self) -> dict[str, str]:
-        """Ids that a queue holds although their time has come, and where."""
+        """Overdue ids that a queue still holds, and where."""
         return {name: self.last_seen[name] for name in self.missing if name not in set(self.lost)}
 
     @property
@@ -154,7 +154,7 @@ class Figures:
 
 
 def soak(work: Soak, run_dir: Path) -> Figures:
-    """Do it on a private node."""
+    """Run the soak on a private node."""
     node = VERSIONS[work.version](advanced="" if work.default_timeout else SOON_DEAD_LETTERED_AGAIN)
     node.start(run_dir)
     try:

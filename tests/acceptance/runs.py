@@ -28,7 +28,7 @@ class Run:
         return self.api.wait_for_task(self.dag_id, self.run_id, task_id, states)
 
     def is_with_triggerer(self, task_id: str) -> bool:
-        """Whether the trigger of a deferred task runs; only such a one is told when a user ends the task."""
+        """Whether the trigger of a deferred task runs; only a running one is notified when a user ends the task."""
         return "(ID" in self.log(task_id)
 
     def states(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Many Spark tasks fail together because the master is down, and all come back with it.
+"""Many Spark tasks fail together because the master is down, and all are retried when it is back.
 
 ``python -m tests.acceptance.spark_stampede --tasks 200`` runs it in an Airflow of its own and prints what it saw. Each
 task's spark-submit is a light one that asks the real master: hundreds of JVMs would measure the machine.
@@ -30,7 +30,7 @@ from tools.servers.spark import SparkCluster
 
 ROOT = Path(__file__).parents[2]
 DAG_ID = "spark_stampede"
-#: What the bucket of the Airflow under test allows.
+#: The token bucket of the Airflow under test.
 PER_SECOND, BURST = 2.0, 4
 SETTINGS = {
     "delay": {"spark_submissions_per_second": str(PER_SECOND), "spark_submission_burst": str(BURST)},
@@ -41,7 +41,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was seen."""
+    """The observations of a run."""
 
     tasks: int
     succeeded: int
@@ -65,7 +65,7 @@ class Figures:
 def stampede(
     airflow: Airflow, api: AirflowApi, cluster: SparkCluster, folder: Path, *, tasks: int, kills: int, seconds: float
 ) -> Figures:
-    """Do it; a worker is killed ``kills`` times and the triggerer once while jobs come back."""
+    """Run it; a worker is killed ``kills`` times and the triggerer once while jobs are retried."""
     cluster.kill_worker()
     cluster.kill_master()
     api.wait_for_dag(DAG_ID)

@@ -14,7 +14,7 @@ import pytest
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.exceptions import MessagesWaitError
-from tests.acceptance.away import press_button, receive, require_message_of_task
+from tests.acceptance.external_brokers import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.kafkas import connection_of, fresh_topic, require_kafka
 from tools.servers.airflow import Airflow
@@ -83,7 +83,7 @@ def dispatcher(airflow: Airflow, kafka: KafkaBroker, connection: str) -> Iterato
 
 @pytest.fixture
 def channel(bootstrap: str, dispatcher: Component) -> str:
-    """A topic of its own for each test, and somebody who moves messages there."""
+    """A topic of its own for each test, and a dispatcher."""
     return fresh_topic(bootstrap, partitions=2)
 
 
@@ -114,7 +114,7 @@ def test_a_task_waits_on_while_no_dispatcher_runs(
 def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
     start: Start, kafka: KafkaBroker, channel: str
 ) -> None:
-    """A28: Kafka knows no ids, so the task remembers what was confirmed."""
+    """A28: Kafka knows no ids, so the task remembers the confirmed ones."""
     run = start("kafka_retried", {"channel": channel})
     run.wait()
     assert run.task("bulk")["try_number"] == 2
@@ -138,7 +138,7 @@ def test_the_example_runs(start: Start, kafka: KafkaBroker, channel: str) -> Non
     assert sorted(orders) == [0, 1, 2, 4711]
 
 
-def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, channel: str) -> None:
+def test_impossible_requests_fail_the_task_with_the_remedy(start: Start, channel: str) -> None:
     """A12"""
     run = start("kafka_refused", {"channel": channel})
     run.wait("failed")
@@ -153,9 +153,9 @@ def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do
         ({"host": "", "extra": {}}, False, "bootstrap.servers: is not given"),
         ({"host": "localhost", "login": "me", "password": "s3cret-but-useless"}, False, "cannot be reached|TLS failed"),
     ],
-    ids=["right", "empty", "nobody there"],
+    ids=["right", "empty", "no server"],
 )
-def test_the_button_of_the_connection_form_says_what_was_found(
+def test_the_test_button_of_the_connection_form_reports_the_result(
     api: AirflowApi, bootstrap: str, settings: dict[str, Any], change: dict[str, Any], status: bool, sentence: str
 ) -> None:
     """A12"""

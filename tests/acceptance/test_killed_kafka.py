@@ -170,7 +170,7 @@ def test_a_dispatcher_that_slept_past_its_session_delivers_nothing_twice(scene: 
 
 @pytest.mark.timeout(600)
 def test_a_named_dispatcher_goes_on_at_once_after_it_was_killed(scene: Scene, tmp_path: Path) -> None:
-    """D12: nobody has to wait until it is missed."""
+    """D12: the group need not wait until its session times out."""
     scene.dispatcher("one").process.poll()
     first = scene.dispatcher("two")
     wait_for(lambda: len(first.partitions()) == 1, what="both serve a partition")

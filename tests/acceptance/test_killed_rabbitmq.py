@@ -62,7 +62,7 @@ def test_the_first_message_of_a_new_ladder_outlives_a_broker_that_is_killed_at_o
         config = config_of(node.url, tick=TICK)
         with RabbitMQBroker(config) as broker:
             in_a_moment = datetime.now(UTC) + timedelta(seconds=10)
-            # A way to an exchange is a queue too, the last one that is created here.
+            # The relay of an exchange is a queue too, the last one that is created here.
             channels = (CHANNEL, f"amq.direct:{CHANNEL}")
             messages = [Message(channel=channel, payload=b"", deliver_at=in_a_moment) for channel in channels]
             bind_queue(node.url, CHANNEL, exchange="amq.direct")

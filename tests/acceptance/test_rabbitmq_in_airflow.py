@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
-from tests.acceptance.away import press_button, receive, require_message_of_task
+from tests.acceptance.external_brokers import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
 from tests.rabbits import config_of, connection_of, declare_queue, require_rabbitmq
 from tools.servers.airflow import Airflow
@@ -58,7 +58,7 @@ def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_runni
 def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
     start: Start, rabbit: RabbitMQBroker, channel: str
 ) -> None:
-    """A28: RabbitMQ knows no ids, so the task remembers what was confirmed."""
+    """A28: RabbitMQ knows no ids, so the task remembers the confirmed ones."""
     run = start("rabbitmq_retried", {"channel": channel})
     run.wait()
     assert run.task("bulk")["try_number"] == 2
@@ -85,7 +85,7 @@ def test_the_example_runs(start: Start, rabbit: RabbitMQBroker, channel: str) ->
     assert sorted(orders) == [0, 1, 2, 4711]
 
 
-def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do(start: Start, url: str) -> None:
+def test_impossible_requests_fail_the_task_with_the_remedy(start: Start, url: str) -> None:
     """A12"""
     run = start("rabbitmq_refused")
     run.wait("failed")
@@ -104,7 +104,7 @@ def test_what_cannot_be_done_fails_the_task_with_a_sentence_that_says_what_to_do
         ({"port": 1}, False, "cannot be reached"),
     ],
 )
-def test_the_button_of_the_connection_form_says_what_was_found(
+def test_the_test_button_of_the_connection_form_reports_the_result(
     api: AirflowApi, url: str, change: dict[str, object], status: bool, sentence: str
 ) -> None:
     form = connection_of(url, connect_timeout=20) | change

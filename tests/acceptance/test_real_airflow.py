@@ -37,7 +37,7 @@ def records(broker: EmbeddedBroker) -> Callable[[str], list[MessageRecord]]:
 
 @pytest.fixture
 def content(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
-    """Return what lies in a channel."""
+    """Return the messages in a channel."""
     return lambda channel: broker.peek(channel, limit=MANY)
 
 
@@ -120,7 +120,7 @@ def test_the_task_links_to_its_message(reminder: Run, airflow: Airflow) -> None:
     reminder.wait()
     message_id = reminder.result("remind_and_wait")
     links = reminder.api.links(reminder.dag_id, reminder.run_id, "remind_and_wait")
-    assert links == {"Delayed message": f"{airflow.url}/delay/messages/{message_id}"}
+    assert links == {"Delayed message": f"{airflow.url}/plugin/delayed-messages/messages/{message_id}"}
     page = reminder.api.http.get(links["Delayed message"])
     assert page.is_success
     assert message_id in page.text
@@ -252,6 +252,7 @@ def test_a_task_resumes_although_the_triggerer_was_killed_while_its_message_was_
         ("example_control", None),
         ("example_order", None),
         ("example_consume", None),
+        ("example_traffic", None),
         # Its messages are due on the next morning, which has passed: they are delivered at once.
         ("example_delayed_message", "2025-06-01T00:00:00Z"),
     ],

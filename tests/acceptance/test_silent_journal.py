@@ -1,4 +1,4 @@
-"""The journal is a stream that may not answer: messages go on all the same, and are recorded once it answers."""
+"""The journal is a stream that may not answer: messages are delivered nevertheless, and recorded once it answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def receive(broker: RabbitMQBroker, *, seconds: float = 60) -> set[str]:
 
 
 def test_messages_arrive_while_the_journal_does_not_answer_and_are_recorded_afterwards(node: RabbitMQ) -> None:
-    """A rung that dead-letters into the journal itself would stand still behind the first 32."""
+    """A rung that dead-letters into the journal itself would get stuck behind the first 32."""
     with RabbitMQBroker(config_of(node.url)) as broker:
         broker.create_topology([CHANNEL])
         scheduled = messages()

@@ -82,14 +82,14 @@ def test_a_permanent_failure_ends_the_group_at_once_with_the_reason_in_one_line(
     api: AirflowApi, tmp_path: Path
 ) -> None:
     job = tmp_path / "mistaken.py"
-    job.write_text("import a_module_that_nobody_has\n")
+    job.write_text("import a_module_that_does_not_exist\n")
     run = begin(api, application=str(job), source="none")
     wait(run, "failed")
     skipped = dict.fromkeys(("schedule_2", "wait_2", "submit_2", "schedule_3", "wait_3", "submit_3"), "skipped")
     assert states(run) == {"submit_1": "failed", **skipped, "outcome": "failed", "after": "upstream_failed"}
     log = run.log("orders.outcome")
     assert "the Spark job failed at attempt 1 (permanent): " in log
-    assert "a_module_that_nobody_has" in log
+    assert "a_module_that_does_not_exist" in log
     assert "not tried again: it would fail again" in log
 
 

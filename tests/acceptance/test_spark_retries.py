@@ -36,7 +36,7 @@ ENDED = frozenset({"success", "failed"})
 RECOVERING = JOBS / "recovering.py"
 #: Programs that never run better, one in Python and one in the JVM; tests/spark_corpus has logs of many more.
 MISTAKES = {
-    "missing-module": "import a_module_that_nobody_has\n",
+    "missing-module": "import a_module_that_does_not_exist\n",
     "analysis": "from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate().range(3).select('price')\n",
 }
 
@@ -97,7 +97,7 @@ def reading_from(port: int) -> Prepare:
 
 
 def define(api: AirflowApi, conn_id: str, connection: dict[str, Any]) -> None:
-    """Define a connection in Airflow's database, anew."""
+    """Define or replace a connection in Airflow's database."""
     api.http.delete(f"/api/v2/connections/{conn_id}")
     body = connection | {"connection_id": conn_id, "extra": json.dumps(connection.get("extra", {}))}
     api.http.post("/api/v2/connections", json=body).raise_for_status()
@@ -122,12 +122,12 @@ def source(port: int) -> Iterator[None]:
         server.shutdown()
 
 
-# -- what may recover ----------------------------------------------------------------------------------------------
+# -- transient failures --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def recovered(begin: Begin) -> Iterator[dict[str, Job]]:
-    """Jobs that failed once, of which the cause was mended while they waited."""
+    """Jobs that failed once, and whose cause was repaired while they waited."""
     port = free_port()
     jobs = {
         "source": begin("source", prepare=reading_from(port)),
@@ -151,13 +151,13 @@ def test_a_job_whose_failure_may_pass_is_submitted_again_and_succeeds(
     job = recovered[way]
     assert job.run.task("job")["state"] == "success", job.history()
     assert job.verdicts()[-1] is None
-    # The cause may have been there for one more submission before the test mended it.
+    # The cause may have failed one more submission before the test removed it.
     assert set(job.verdicts()[:-1]) == {verdict}
     assert job.submissions() == len(job.verdicts())
     assert job.run.task("job")["try_number"] == 1
 
 
-# -- what will not -------------------------------------------------------------------------------------------------
+# -- permanent failures --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def retries(airflow: Airflow, *arguments: str) -> Any:
     return json.loads(airflow.run("airflow", "delay", "retries", "--output", "json", *arguments))
 
 
-# -- whoever is killed ---------------------------------------------------------------------------------------------
+# -- killed processes ----------------------------------------------------------------------------------------------
 
 
 def test_a_job_whose_airflow_worker_is_killed_is_ended_with_it_and_submitted_again(begin: Begin) -> None:
@@ -318,7 +318,7 @@ def test_a_job_that_lost_the_only_worker_is_ended_waits_for_another_and_succeeds
     assert job.submissions() == 2
 
 
-def test_while_the_master_is_down_nobody_submits_and_when_it_is_back_all_do(
+def test_no_task_submits_while_the_master_is_down_and_all_do_when_it_is_back(
     begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
 ) -> None:
     cluster.kill_worker()

@@ -1,4 +1,4 @@
-"""Tasks that fail together come back one after the other."""
+"""Tasks that fail together are retried one after the other."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Sensors wait for messages that never come, and do no harm: `python -m tests.acceptance.waiting_sensors_soak`.
+"""Sensors wait for messages that never arrive, and do no harm: `python -m tests.acceptance.waiting_sensors_soak`.
 
 Sensors whose filters match nothing wait on a quorum queue with default settings of RabbitMQ 4, in a process that is
 killed (-9) or shut down and started again. Meanwhile another program consumes a few messages now and then and puts new
-ones in. At the end each message must be there or with that program, and be counted as delivered no more often than the
-process was started.
+ones in. At the end each message must be in the queue or with that program, and its delivery count must not exceed the
+starts of the process.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PATIENCE_SECONDS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is done."""
+    """The settings of a run."""
 
     seconds: float = 600
-    #: More than the other consumer takes, so that many are there all the time.
+    #: More than the other consumer takes, so that the queue is never empty.
     messages: int = 100
     sensors: int = 20
     #: How long a triggerer lives once it consumes.
@@ -54,7 +54,7 @@ class Soak:
 
 @dataclass(kw_only=True)
 class Result:
-    """What came of it."""
+    """The results of a run."""
 
     published: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
@@ -99,7 +99,7 @@ class OtherProgram:
         for _ in range(n):
             message_id = uuid4().hex
             properties = pika.BasicProperties(message_id=message_id, delivery_mode=2)
-            self._channel.basic_publish("", QUEUE, b"nobody waits for this", properties)
+            self._channel.basic_publish("", QUEUE, b"no sensor waits for this", properties)
             self._result.published.add(message_id)
 
     def is_beside_a_consumer(self) -> bool:
@@ -119,7 +119,7 @@ class OtherProgram:
         self._result.waits.append(time.monotonic() - began)
 
     def take_all(self) -> None:
-        """Take what is left, and what the queue says of each."""
+        """Take the remaining messages, with the counts of the queue."""
         deadline = time.monotonic() + 30
         while len(self._result.left) < len(self._result.published - self._result.taken) and time.monotonic() < deadline:
             method, properties, _ = self._channel.basic_get(QUEUE)
@@ -133,7 +133,7 @@ class OtherProgram:
 
 
 def run(soak: Soak, node: RabbitMQ) -> Result:
-    """Wait for the time given and return what was seen."""
+    """Wait for the given time and return the observations."""
     chance, result = random.Random(soak.seed), Result()
     other = OtherProgram(node.url, result)
     other.publish(soak.messages)

@@ -1,4 +1,4 @@
-"""A process with an event loop that waits as a triggerer does; for ending it in every way.
+"""A process that waits like a triggerer, so that tests can end it in every way.
 
 ``python -m tests.acceptance.waiting_triggers queue [sensors]`` waits over the connection ``rabbit`` for messages that
 no filter lets pass. SIGTERM cancels the triggers, as a triggerer that shuts down does.

@@ -14,7 +14,7 @@ WRITERS = 8
 
 
 class ConflictContract:
-    """The same id again: kept, refused or replaced, and never by looking first and acting later."""
+    """The same id again: kept, refused or replaced, and never by check-then-act."""
 
     @pytest.fixture(autouse=True)
     def _knows_ids(self, harness: BrokerHarness) -> None:
@@ -122,7 +122,7 @@ class ConflictContract:
         harness.pass_time(harness.units(1))
         assert harness.ids_in(channel, 1) == [taken.id]
         assert harness.broker.receive(channel) == []
-        # Of the taken one, what happened before may be told: the end of a journal is where nobody writes any more.
+        # The journal may still show earlier changes of the taken id: its end is before any open transaction.
         mine = {message.id for message in fresh}
         assert not [entry for entry in harness.broker.read_journal(after=position) if entry.message_id in mine]
         assert {r.outcome for r in harness.broker.schedule(fresh)} == {Outcome.DISPATCHED}

@@ -13,7 +13,7 @@ from tests.contract.journal import Tail
 
 
 class ConsumingContract:
-    """A channel hands out what was dispatched until it is settled."""
+    """A channel delivers dispatched messages until they are settled."""
 
     def sent(self, harness: BrokerHarness, channel: str, **options: object) -> Message:
         message = harness.message(channel, after=0, **options)
@@ -76,7 +76,7 @@ class ConsumingContract:
         [again] = harness.receive(channel, 1)
         assert again.message == delivery.message
 
-    def test_an_unsettled_message_comes_again_when_its_visibility_ends(self, harness: BrokerHarness):
+    def test_an_unacknowledged_message_is_delivered_again_when_its_visibility_ends(self, harness: BrokerHarness):
         """A23, D12: a consumer that died has handled it once."""
         harness.needs("visibility")
         channel = harness.channel()
@@ -187,7 +187,7 @@ class ConsumingContract:
         harness.broker.ack([dead])
         assert harness.broker.peek(f"{channel}.dead") == []
 
-    def test_a_dead_letter_put_back_is_delivered_and_handled_like_any_other(self, harness: BrokerHarness):
+    def test_a_requeued_dead_letter_is_delivered_and_handled_like_any_other(self, harness: BrokerHarness):
         """A25"""
         channel = harness.channel()
         delivery = self.delivered(harness, channel)
@@ -242,7 +242,7 @@ class ConsumingContract:
         assert handled == [message]
         assert harness.broker.peek(channel) == []
 
-    def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_nobody(self, harness: BrokerHarness):
+    def test_a_handler_that_defers_is_called_again_after_the_delay_and_blocks_no_other(self, harness: BrokerHarness):
         """A1, A2, A17"""
         channel = harness.channel()
         deferred, for_long, other = (self.sent(harness, channel) for _ in range(3))
@@ -372,6 +372,6 @@ class ConsumingContract:
             reasons[:] = [entry.reason for entry in tail.of([message]) if entry.change is Change.DEAD_LETTERED]
             return bool(reasons)
 
-        harness.wait_until(recorded, f"the journal tells of the end of {message.id}")
+        harness.wait_until(recorded, f"the journal has the end of {message.id}")
         [reason] = reasons
         return reason or ""

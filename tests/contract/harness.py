@@ -29,7 +29,7 @@ class Abilities:
     recall: bool = True
     #: An id that is taken is seen, so that conflict policies hold.
     knows_ids: bool = True
-    #: An unsettled message comes again after ``visibility``, counted as handled.
+    #: An unsettled message is delivered again after ``visibility``, counted as handled.
     visibility: bool = True
     #: Consumers side by side share single messages; otherwise they share partitions of a channel.
     shares_messages: bool = True
@@ -67,7 +67,7 @@ class BrokerHarness:
         time.sleep(delta.total_seconds())
 
     def dispatch(self) -> None:
-        """Let what is due be dispatched, where no process does so by itself."""
+        """Dispatch due messages, where no process does so by itself."""
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Return once ``condition`` holds; fail when it does not within the patience."""
@@ -99,7 +99,7 @@ class BrokerHarness:
         return self.unit * n
 
     def channel(self) -> str:
-        """Return a channel that nobody else uses."""
+        """Return a channel that no other test uses."""
         name = f"contract-{uuid4().hex}"
         self.prepare_channel(name)
         self.prepare_channel(f"{name}.dead")
@@ -143,17 +143,17 @@ class BrokerHarness:
         return seen
 
     def timer(self, delta: timedelta) -> Callable[[], bool]:
-        """Return what tells whether ``delta`` has passed from now on, by the test's clock or on a slow machine."""
+        """Return a function: has ``delta`` passed from now on, by the test's clock or on a slow machine?"""
         due, end = self.broker.clock.now() + delta, time.monotonic() + delta.total_seconds()
         return lambda: self.broker.clock.now() >= due or time.monotonic() >= end
 
     def assert_nothing_before(self, has_passed: Callable[[], bool], channel: str) -> None:
-        """Nobody sees a message in the channel before its time; a slow machine may pass that meanwhile."""
+        """No message is in the channel before its time; a slow machine may pass that time meanwhile."""
         seen = self.broker.peek(channel)
         assert seen == [] or has_passed()
 
     def assert_waits(self, message: Message) -> None:
-        """Nobody sees the message before it is due."""
+        """The message is not in its channel before it is due."""
         self.assert_nothing_before(lambda: self.broker.clock.now() >= message.deliver_at, message.channel)
 
     def ids_in(self, channel: str, n: int) -> list[str]:

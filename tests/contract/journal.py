@@ -47,7 +47,7 @@ class Tail:
 
 
 class JournalContract:
-    """The journal tells everything that happened, in order, and a reader misses nothing."""
+    """The journal records every change in order, and a reader misses nothing."""
 
     def test_a_message_that_arrives_leaves_two_entries(self, harness: BrokerHarness):
         """A45, B41, D11"""
@@ -69,10 +69,10 @@ class JournalContract:
         message = harness.message(harness.channel(), after=-1)
         harness.broker.schedule([message])
         harness.wait_until(
-            lambda: tail.wait_for(harness, [message], 1)[-1].change is Change.DISPATCHED, "the dispatch is told"
+            lambda: tail.wait_for(harness, [message], 1)[-1].change is Change.DISPATCHED, "the dispatch is recorded"
         )
 
-    def test_every_change_of_a_waiting_message_is_told_in_order(self, harness: BrokerHarness):
+    def test_every_change_of_a_waiting_message_is_recorded_in_order(self, harness: BrokerHarness):
         """A27, A45"""
         harness.needs("recall")
         harness.needs("knows_ids")
@@ -97,7 +97,7 @@ class JournalContract:
         assert [entry.deliver_at for entry in entries[:3]] == [message.deliver_at, replaced.deliver_at, later]
         assert entries[3].deliver_at <= harness.broker.clock.now()
 
-    def test_putting_back_and_giving_up_are_told_with_their_reasons(self, harness: BrokerHarness):
+    def test_requeues_and_dead_letters_are_recorded_with_their_reasons(self, harness: BrokerHarness):
         """A23, A25"""
         channel = harness.channel()
         message = harness.message(channel, after=0)
@@ -108,14 +108,14 @@ class JournalContract:
         [again] = harness.receive(channel, 1)
         harness.broker.dead_letter(again, channel=f"{channel}.dead", reason="given up")
 
-        told: list[tuple[Change, str | None]] = []
+        recorded: list[tuple[Change, str | None]] = []
 
-        def all_told() -> bool:
-            told[:] = [(entry.change, entry.reason) for entry in tail.wait_for(harness, [message], 3)]
-            return told[-1][0] is Change.DEAD_LETTERED
+        def all_recorded() -> bool:
+            recorded[:] = [(entry.change, entry.reason) for entry in tail.wait_for(harness, [message], 3)]
+            return recorded[-1][0] is Change.DEAD_LETTERED
 
-        harness.wait_until(all_told, "the message was given up")
-        interesting = [entry for entry in told if entry[0] in (Change.REQUEUED, Change.DEAD_LETTERED)]
+        harness.wait_until(all_recorded, "the message is dead-lettered")
+        interesting = [entry for entry in recorded if entry[0] in (Change.REQUEUED, Change.DEAD_LETTERED)]
         assert interesting == [
             (Change.REQUEUED, "the service is down"),
             (Change.DEAD_LETTERED, "given up"),
@@ -131,7 +131,7 @@ class JournalContract:
         assert sorted(entry.message_id for entry in entries) == sorted(message.id for message in messages)
         assert len({entry.position for entry in entries}) == 20
 
-    def test_what_is_scheduled_after_taking_the_end_is_found_behind_it(self, harness: BrokerHarness):
+    def test_messages_scheduled_after_the_end_was_read_are_found_behind_it(self, harness: BrokerHarness):
         """D11: a task takes the position first, schedules, and waits from there."""
         channel = harness.channel()
         for _ in range(5):
@@ -182,7 +182,7 @@ class JournalContract:
         assert timedelta(0) <= entry.lateness <= harness.patience
 
     @pytest.mark.parametrize("afterwards", ["put back", "given up"])
-    def test_what_a_consumer_does_later_leaves_a_dispatched_message_dispatched(
+    def test_a_dispatched_message_stays_dispatched_when_its_consumer_requeues_or_dead_letters_it(
         self, harness: BrokerHarness, afterwards: str
     ):
         """A18"""

@@ -70,7 +70,7 @@ class LedgerHeldHarness(BrokerHarness):
 
 
 class ForgetfulBroker(EmbeddedBroker):
-    """As most brokers, it knows what lies in its channels and nothing of what was acknowledged."""
+    """Like most brokers, it knows the messages in its channels, and not the acknowledged ones."""
 
     def ack(self, deliveries: list[Delivery]) -> None:  # type: ignore[override]
         super().ack(deliveries)

@@ -1,4 +1,4 @@
-"""Messages that were given up have a way back."""
+"""Dead letters can be replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReplayContract:
     def given_up(
         self, harness: BrokerHarness, channel: str, *reasons: str, origin: Origin | None = None
     ) -> list[Message]:
-        """Messages that a consumer has given up for these reasons."""
+        """Messages that a consumer has dead-lettered for these reasons."""
         messages = [
             harness.message(channel, after=0, headers={"n": str(n)}, origin=origin) for n in range(len(reasons))
         ]
@@ -45,7 +45,7 @@ class ReplayContract:
         assert harness.broker.receive(f"{channel}.dead") == []
         assert harness.broker.replay(selection).count == 0
 
-    def test_only_what_the_filter_includes_is_replayed(self, harness: BrokerHarness):
+    def test_only_messages_that_the_filter_includes_are_replayed(self, harness: BrokerHarness):
         """A25"""
         channel = harness.channel()
         first, second, third = self.given_up(harness, channel, "TimeoutError: db", "KeyError: 'a'", "KeyError: 'b'")
@@ -93,7 +93,7 @@ class ReplayContract:
         assert harness.broker.count_dead(selection).count == 0
         assert harness.broker.replay(selection).count == 0
 
-    def test_the_journal_tells_of_the_return_and_of_the_dispatch(self, harness: BrokerHarness):
+    def test_the_journal_records_the_replay_and_the_dispatch(self, harness: BrokerHarness):
         """A24, A25"""
         channel = harness.channel()
         [message] = self.given_up(harness, channel, "bad")
@@ -102,15 +102,15 @@ class ReplayContract:
         harness.broker.replay(DeadLetters(channel=channel))
         harness.ids_in(channel, 1)
 
-        def told() -> bool:
+        def is_recorded() -> bool:
             entries = harness.broker.read_journal(after=position)
             changes = [entry.change for entry in entries if entry.message_id == message.id]
             return changes[-2:] == [Change.REQUEUED, Change.DISPATCHED]
 
-        harness.wait_until(told, "the journal tells of it")
+        harness.wait_until(is_recorded, "the journal has it")
 
     def test_a_dead_message_is_scheduled_again_by_the_same_id(self, harness: BrokerHarness):
-        """A24, A28: a cleared task sends what was given up; what waits or ended well is kept."""
+        """A24, A28: a cleared task sends dead messages again; waiting and dispatched ones are kept."""
         harness.needs("knows_ids")
         channel = harness.channel()
         [dead] = self.given_up(harness, channel, "bad")

@@ -90,7 +90,7 @@ class SchedulingContract:
         assert delivery.message == message
 
     def test_messages_of_one_channel_and_key_arrive_in_due_order(self, harness: BrokerHarness):
-        """B53, B62, B27, D17: no kind of consumer has to give up its order for the delay."""
+        """B53, B62, B27, D17: no kind of consumer loses its order because of the delay."""
         channel = harness.channel()
         messages = [harness.message(channel, after=after, key="k") for after in (4, 1, 3, 2)]
         harness.broker.schedule(messages)
@@ -190,7 +190,7 @@ class SchedulingContract:
         assert harness.broker.peek(messages[0].channel) == []
         assert not [e for e in harness.broker.read_journal(after=position) if e.message_id in ids]
 
-    def test_the_check_says_what_was_found(self, harness: BrokerHarness):
+    def test_the_check_describes_the_broker(self, harness: BrokerHarness):
         """A48"""
         assert len(harness.broker.check()) > 10
 

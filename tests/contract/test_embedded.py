@@ -53,7 +53,7 @@ class TestEmbeddedBroker(BrokerContract):
     """The port, on SQLite and on PostgreSQL."""
 
 
-# -- what only a clock that can be set, or a database that can be held up, shows -----------------------------------
+# -- needs a settable clock, or a database that can be blocked -----------------------------------------------------
 
 MILLISECOND = timedelta(milliseconds=1)
 

@@ -66,7 +66,7 @@ class TestKafkaBroker(BrokerContract):
     """The port, with messages that wait in Kafka's topics."""
 
 
-def test_what_the_dispatcher_could_not_deliver_is_replayed_once_the_topic_is_there_again(harness: KafkaHarness):
+def test_messages_of_a_missing_topic_are_replayed_once_the_topic_exists_again(harness: KafkaHarness):
     """A25: it lies in the ladder's own topic of dead letters, and the channel finds it there."""
     channel = harness.channel()
     message = harness.message(channel, after=1)

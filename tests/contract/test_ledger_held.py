@@ -166,7 +166,7 @@ def test_a_message_that_the_broker_refuses_for_good_is_given_up_by_the_dispatche
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_message_waits_for_whatever_a_person_can_mend(
+def test_a_message_waits_while_its_error_can_be_repaired(
     harness: ForgetfulHarness, elsewhere: Elsewhere, trouble: Exception
 ):
     """A12, A25: only the broker's verdict on the message itself ends it."""
@@ -264,7 +264,7 @@ def mark(harness: ForgetfulHarness, claims: list[Claim]) -> None:
     harness.ledger.transact(lambda connection: delivery.mark_dispatched(connection, claims, now_ms=now_ms))
 
 
-def test_a_message_that_is_put_back_before_its_dispatch_is_marked_is_not_lost(harness: ForgetfulHarness):
+def test_a_message_that_is_requeued_before_its_dispatch_is_marked_is_not_lost(harness: ForgetfulHarness):
     """A23, B33"""
     channel = harness.channel()
     claims, in_hand = received_before_it_was_marked(harness, channel)
@@ -282,7 +282,7 @@ def test_a_message_that_is_put_back_before_its_dispatch_is_marked_is_not_lost(ha
     ]
 
 
-def test_a_message_that_is_given_up_before_its_dispatch_is_marked_stays_dead(harness: ForgetfulHarness):
+def test_a_message_that_is_dead_lettered_before_its_dispatch_is_marked_stays_dead(harness: ForgetfulHarness):
     """A25, B33"""
     channel = harness.channel()
     claims, in_hand = received_before_it_was_marked(harness, channel)
@@ -308,7 +308,7 @@ def test_a_message_is_acknowledged_only_after_the_ledger_has_it_again(harness: F
 def test_while_it_is_acknowledged_no_dispatcher_sends_it(
     harness: ForgetfulHarness, broker: LedgerHeldBroker, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ):
-    """A23: whose acknowledgement fails is put back all the same, once."""
+    """A23: a message whose acknowledgement fails is still requeued once."""
     channel = harness.channel()
     broker.send([harness.message(channel, after=0)])
     [in_hand] = harness.receive(channel, 1)
@@ -342,7 +342,7 @@ def test_a_message_that_went_to_another_consumer_stays_dispatched(harness: Forge
     assert harness.broker.receive(channel) == []
 
 
-def test_a_second_copy_that_is_put_back_is_merged_with_the_first(harness: ForgetfulHarness):
+def test_a_second_copy_that_is_requeued_is_merged_with_the_first(harness: ForgetfulHarness):
     """B61: after a crash a message may be in its channel twice."""
     channel = harness.channel()
     claims, first = received_before_it_was_marked(harness, channel)
@@ -355,7 +355,7 @@ def test_a_second_copy_that_is_put_back_is_merged_with_the_first(harness: Forget
     assert harness.broker.receive(channel) == []
 
 
-def test_a_message_that_the_ledger_does_not_know_is_put_back_all_the_same(harness: ForgetfulHarness):
+def test_a_message_that_the_ledger_does_not_know_can_be_requeued(harness: ForgetfulHarness):
     """A15: others send to that channel too."""
     channel = harness.channel()
     position = harness.broker.journal_end()
@@ -365,11 +365,11 @@ def test_a_message_that_the_ledger_does_not_know_is_put_back_all_the_same(harnes
     harness.pass_time(harness.units(5))
     [again] = harness.receive(channel, 1)
     assert again.message == in_hand.message.requeued(again.message.deliver_at)
-    harness.wait_until(lambda: bool(harness.broker.read_journal(after=position)), "the journal tells of it")
+    harness.wait_until(lambda: bool(harness.broker.read_journal(after=position)), "the journal has it")
     assert harness.broker.read_journal(after=position)[0].reason == "not yet"
 
 
-def test_a_message_that_the_ledger_does_not_know_can_be_given_up(harness: ForgetfulHarness):
+def test_a_message_that_the_ledger_does_not_know_can_be_dead_lettered(harness: ForgetfulHarness):
     channel = harness.channel()
     harness.target.send([harness.message(channel, after=0)])
     [in_hand] = harness.receive(channel, 1)
@@ -380,7 +380,7 @@ def test_a_message_that_the_ledger_does_not_know_can_be_given_up(harness: Forget
 # -- life --------------------------------------------------------------------------------------------------------
 
 
-def test_the_check_tells_of_both(harness: ForgetfulHarness):
+def test_the_check_names_both_ledgers(harness: ForgetfulHarness):
     """A48"""
     assert harness.ledger.name in harness.broker.check()
     assert harness.target_ledger.name in harness.broker.check()

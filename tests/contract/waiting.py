@@ -11,7 +11,7 @@ from tests.contract.harness import BrokerHarness
 
 
 class SharedConsumerContract:
-    """Messages are seen as they come, within bounds, and all of them are left to those who receive."""
+    """Messages are seen as they arrive, within bounds, and all of them are left to consumers."""
 
     @contextmanager
     def consumer(self, harness: BrokerHarness) -> Iterator[SharedConsumer]:
@@ -67,7 +67,7 @@ class SharedConsumerContract:
             for _ in range(5):
                 assert 5 <= len(self.seen(harness, consumer, channel, 5, bound)) <= 5 + BATCH
 
-    def test_a_channel_that_nobody_asks_for_any_more_is_let_go(self, harness: BrokerHarness):
+    def test_a_channel_that_is_no_longer_watched_is_released(self, harness: BrokerHarness):
         channel, other = harness.channel(), harness.channel()
         [message] = self.sent_many(harness, channel, 1)
         with self.consumer(harness) as consumer:

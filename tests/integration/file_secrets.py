@@ -10,7 +10,7 @@ from pathlib import Path
 from airflow.secrets import BaseSecretsBackend
 
 FILE_VARIABLE = "DELAY_TEST_CONNECTIONS_FILE"
-#: Looking this connection up does not come to an end.
+#: Looking this connection up never returns.
 HANGS = "hangs"
 
 

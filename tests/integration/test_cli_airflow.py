@@ -62,7 +62,7 @@ def test_bad_input_ends_with_code_2_and_one_sentence(start: Start) -> None:
 
 
 def test_a_closed_pipe_loses_no_message(start: Start, broker: EmbeddedBroker) -> None:
-    """Like `airflow delay consume orders | head -1`: what was not read is handed out again."""
+    """Like `airflow delay consume orders | head -1`: unread messages are delivered again."""
     now = broker.clock.now()
     many = [compose_message("orders", "x" * 100_000, message_id=f"m{n}", now=now) for n in range(5)]
     broker.schedule(many)

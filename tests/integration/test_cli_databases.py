@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.migrations import HEAD
+from airflow_delay_provider.brokers.port import Broker, Receipt
+from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import SystemClock
+from airflow_delay_provider.domain.message import Message
 from tests.databases import execute
 from tests.unit.cli.commandline import CommandLine
 
@@ -93,7 +97,7 @@ def test_a_database_lost_on_the_way_leaves_a_file_that_can_be_continued(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, postgres_url: str, tmp_path: Path
 ) -> None:
     """B34: the tables vanish behind the second chunk, come back, and the same command finishes the work."""
-    from airflow_delay_provider.cli import schedule
+    from airflow_delay_provider.cli import bulk
 
     monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", postgres_url)
     delay = CommandLine(capfd)
@@ -101,14 +105,16 @@ def test_a_database_lost_on_the_way_leaves_a_file_that_can_be_continued(
     file.write_text("".join(json.dumps({"payload": n, "deliver_after": 3600}) + "\n" for n in range(3500)))
     chunks = 0
 
-    def lose_the_database(*_: object) -> None:
+    def lose_the_database(broker: Broker, messages: Sequence[Message], *, on_conflict: OnConflict) -> list[Receipt]:
         nonlocal chunks
         chunks += 1
+        receipts = broker.schedule(messages, on_conflict=on_conflict)
         if chunks == 2:
             execute(postgres_url, "ALTER TABLE delay_scheduled_message RENAME TO lost")
+        return receipts
 
     with monkeypatch.context() as patch:
-        patch.setattr(schedule, "count_confirmed", lose_the_database)
+        patch.setattr(bulk, "schedule_and_count", lose_the_database)
         result = delay("schedule", "orders", "--file", str(file))
     assert result.code == 3
     assert f"{file}: 2000 messages up to line 2000 are confirmed, then: the ledger at " in result.err

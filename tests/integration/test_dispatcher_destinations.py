@@ -249,7 +249,7 @@ def test_a_destination_that_no_message_waits_for_is_closed_and_opened_again_when
             wait_for(lambda: "dispatch_to_brokers:mq" not in dispatcher.health()["loops"], what="the loop to end")
 
 
-def test_messages_for_kafka_wait_for_a_mended_connection_and_a_mended_topic(
+def test_messages_for_kafka_wait_until_the_connection_and_the_topic_are_repaired(
     ledger: Ledger, connections: Connections
 ) -> None:
     """A12, A25, E11: neither partitions that disagree nor a topic that forgets at once ends a message."""

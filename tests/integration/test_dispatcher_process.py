@@ -29,7 +29,15 @@ from tests.heartbeats import dispatchers_of, let_pass
 from tools.servers import component
 
 PATIENCE_SECONDS = 120.0
-LOOPS = {"dispatch_embedded", "rescue_stale", "prune", "serve_destinations", "heartbeat"}
+LOOPS = {
+    "dispatch_embedded",
+    "rescue_stale",
+    "prune",
+    "serve_destinations",
+    "fold_statistics",
+    "check_brokers",
+    "heartbeat",
+}
 PROGRAM = ("-m", "airflow_delay_provider.dispatcher")
 #: The same, but a loop that has not finished a run for a second is not well.
 IMPATIENT = (
@@ -168,7 +176,7 @@ def test_the_ledger_misses_a_dispatcher_that_was_killed(ledger: Ledger, ledger_u
 
 
 def test_the_ledger_knows_that_a_loop_stands_still(postgres_url: str, tmp_path: Path) -> None:
-    """B40, B41: the heartbeats go on, and say so."""
+    """B40, B41: the heartbeats continue, and report it."""
     ledger = Ledger(postgres_url)
     engine = create_engine(ledger.url)
     with running(tmp_path, "--ledger", postgres_url, program=IMPATIENT):

@@ -1,4 +1,4 @@
-"""A ladder whose topics somebody changes while dispatchers serve it."""
+"""A ladder whose topics are changed while dispatchers serve it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scene() -> Iterator[Scene]:
 
 @contextmanager
 def dispatching(scene: Scene, **settings: int) -> Iterator[KafkaLadderDispatcher]:
-    """A dispatcher with settings of its own runs meanwhile."""
+    """Run a dispatcher with settings of its own."""
     stop, failures = threading.Event(), list[Exception]()
     with scene.open(**settings) as own:
         dispatcher = own.open_ladder_dispatcher()
@@ -39,7 +39,7 @@ def dispatching(scene: Scene, **settings: int) -> Iterator[KafkaLadderDispatcher
             while not stop.is_set():
                 try:
                     dispatcher.run_once()
-                except Exception as error:  # noqa: BLE001 - as the real one, it goes on
+                except Exception as error:  # noqa: BLE001 - it continues like the real one
                     failures.append(error)
                     stop.wait(0.2)
             dispatcher.close()
@@ -70,7 +70,7 @@ def create_again(scene: Scene, name: str) -> None:
 
 
 def test_an_inbox_that_was_created_again_is_read_from_its_beginning(scene: Scene) -> None:
-    """Its offsets begin anew, and those that are committed lie beyond its end."""
+    """Its offsets start again at zero, and the committed ones lie beyond its end."""
     channel, after = scene.channel(), scene.channel()
     with dispatching(scene):
         before = scene.messages(channel, 60, after=0.5)
@@ -82,7 +82,7 @@ def test_an_inbox_that_was_created_again_is_read_from_its_beginning(scene: Scene
         assert ids_of(scene.arrived(after, 30, seconds=40)) == ids_of(messages)
 
 
-def test_partitions_that_were_added_are_read_and_told_of(scene: Scene) -> None:
+def test_added_partitions_are_read_and_reported(scene: Scene) -> None:
     inbox, channel = scene.topology.inbox, scene.channel()
     headers = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"3000", "delay-id": b"in-the-third"}
     with dispatching(scene) as dispatcher:
@@ -93,13 +93,13 @@ def test_partitions_that_were_added_are_read_and_told_of(scene: Scene) -> None:
         produce(scene.bootstrap, inbox, [b"x"], headers=headers, partition=2)
         [record] = scene.arrived(channel, 1, seconds=60)
         assert headers_of(record)["delay-id"] == "in-the-third"
-        trouble = wait_for(lambda: dispatcher.trouble, what="it is told")
+        trouble = wait_for(lambda: dispatcher.trouble, what="it is reported")
         assert "has 3 partitions and the connection says 2; set it to 3" in trouble
     with scene.open() as client:
-        told = [finding.text for finding in client.verify_topology() if finding.is_problem]
-    assert any(inbox in text and "3 partitions" in text for text in told)
+        problems = [issue.text for issue in client.verify_topology() if issue.is_problem]
+    assert any(inbox in text and "3 partitions" in text for text in problems)
     with scene.open(partitions=3) as client, dispatching(scene, partitions=3) as dispatcher:
-        assert [finding.text for finding in client.verify_topology() if finding.is_problem] == []
+        assert [issue.text for issue in client.verify_topology() if issue.is_problem] == []
         client.schedule(messages := scene.messages(again := scene.channel(), 30, after=1))
         assert ids_of(scene.arrived(again, 30)) == ids_of(messages)
         assert dispatcher.trouble is None

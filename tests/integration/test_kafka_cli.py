@@ -71,7 +71,7 @@ def test_messages_are_scheduled_listed_changed_and_consumed(delay: CommandLine, 
     assert [entry["change"] for entry in history] == ["scheduled", "rescheduled", "dispatched"]
 
 
-def test_what_cannot_be_changed_is_refused(delay: CommandLine, channel: str) -> None:
+def test_changes_of_dispatched_or_unknown_messages_are_refused(delay: CommandLine, channel: str) -> None:
     """A27"""
     sent = delay.document("send", channel, "--payload", "x", *CONN)["message_id"]
     late = delay("cancel", sent, *CONN)
@@ -160,7 +160,7 @@ def test_messages_that_wait_keep_a_ladder_from_being_deleted(
     assert ladder.inbox not in topics(stream)
 
 
-def test_what_is_missing_or_different_is_a_problem(
+def test_missing_and_different_objects_are_problems(
     delay: CommandLine, stream: Stream, ladder: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D18: messages that wait would be gone."""

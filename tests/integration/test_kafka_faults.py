@@ -66,7 +66,7 @@ class Scene:
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self.broker = self.open()
         self.topology = self.broker.topology
-        #: What the dispatcher told of and went on from.
+        #: Errors that the dispatcher reported and continued from.
         self.failures: list[Exception] = []
 
     def open(self, **more: Any) -> KafkaBroker:
@@ -87,7 +87,7 @@ class Scene:
 
     @contextmanager
     def dispatching(self) -> Iterator[None]:
-        """A dispatcher runs meanwhile; as the real one, it goes on after an error."""
+        """Run a dispatcher, which continues after an error like the real one."""
         stop = threading.Event()
 
         def dispatch() -> None:
@@ -116,7 +116,7 @@ class Scene:
         self.arrived(channel, 1)
 
     def defects(self) -> list[Exception]:
-        """What the dispatcher told of that was no passing trouble with the broker, as a busy machine makes it."""
+        """Reported errors, without transient ones of the broker, which a busy machine causes."""
         return [each for each in self.failures if not (isinstance(each, BrokerError) and each.may_pass)]
 
     def channel(self, partitions: int = 1, **config: Any) -> str:
@@ -159,7 +159,7 @@ class Scene:
         return records
 
     def dead(self, ids: Iterable[str]) -> dict[str, Record]:
-        """Return the records of these ids in the topic of the dead, once all are there."""
+        """Return the records of these ids in the dead-letter topic, once all have arrived."""
         wanted = set(ids)
 
         def found() -> dict[str, Record] | None:
@@ -180,7 +180,7 @@ class Scene:
         return self._offsets(topics, OffsetSpec.earliest())
 
     def _offsets(self, topics: Iterable[str], which: Any) -> dict[tuple[str, int], int]:
-        # Asked for all topics, the library looks where each partition is now.
+        # Asked for all topics, the library looks up the current leader of each partition.
         known = self.admin.list_topics(timeout=60).topics
         question = {TopicPartition(topic, number): which for topic in topics for number in known[topic].partitions}
         answers = self.admin.list_offsets(question, request_timeout=60)
@@ -198,7 +198,7 @@ def journal_of(reader: KafkaBroker, message_id: str, *, since: str, least: int) 
             position = found[-1].position
         return len(entries) >= least
 
-    wait_for(is_read, what=f"the journal tells of {message_id}")
+    wait_for(is_read, what=f"the journal has {message_id}")
     return entries
 
 
@@ -237,7 +237,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="module")
 def quiet(own: Kafka) -> Iterator[tuple[Scene, str]]:
-    """A ladder and a channel through which messages have passed, and a group that nobody is in since then."""
+    """A ladder and a channel through which messages have passed, and a group that has had no member since then."""
     with Scene(own.bootstrap) as scene, scene.dispatching():
         channel = scene.channel()
         # Once the dispatcher is at work, all of them rest in a rung.
@@ -357,7 +357,7 @@ def test_a_topic_that_does_not_exist_is_refused_and_nothing_is_written(scene: Sc
     assert scene.ends(inbox, channel) == before
 
 
-def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(served: Scene) -> None:
+def test_messages_whose_topic_was_deleted_are_dead_lettered_and_block_no_others(served: Scene) -> None:
     """E11"""
     gone, kept = served.channel(), served.channel()
     # The dispatcher has just written to it, so it is believed to be there.
@@ -374,9 +374,13 @@ def test_messages_whose_topic_was_deleted_are_kept_apart_and_block_nobody(served
         record = dead[message.id]
         assert record.value() == message.payload
         assert record.key() == b"k"
-        told = headers_of(record)
-        assert (told["n"], told["delay-channel"], told["delay-change"]) == (message.headers["n"], gone, "dead_lettered")
-        assert "Unknown topic or partition" in told["delay-reason"]
+        received = headers_of(record)
+        assert (received["n"], received["delay-channel"], received["delay-change"]) == (
+            message.headers["n"],
+            gone,
+            "dead_lettered",
+        )
+        assert "Unknown topic or partition" in received["delay-reason"]
     [scheduled, dead_lettered] = served.history(orphans[0].id, least=2)
     assert (scheduled.change, dead_lettered.change) == (Change.SCHEDULED, Change.DEAD_LETTERED)
     assert dead_lettered.reason is not None
@@ -392,8 +396,8 @@ def test_a_payload_that_the_topic_does_not_take_is_refused_before_it_waits(scene
     assert scene.ends(scene.topology.inbox) == before
 
 
-def test_a_message_that_has_become_too_large_is_kept_apart_and_its_neighbours_arrive_once(served: Scene) -> None:
-    """E11, E12: what was undone meanwhile is never seen by readers of committed records."""
+def test_a_message_that_has_become_too_large_is_dead_lettered_and_its_neighbours_arrive_once(served: Scene) -> None:
+    """E11, E12: readers of committed records never see aborted writes."""
     channel, other = served.channel(), served.channel()
     # The client believes for a while what it has heard of the channel here.
     served.broker.check_channels([channel])
@@ -437,7 +441,7 @@ def test_a_rung_that_could_lose_messages_is_refused(scene: Scene, setting: str, 
             broker.schedule([scene.message(channel, after=60)])
         with pytest.raises(ConfigurationError, match=sentence):
             broker.open_ladder_dispatcher().run_once()
-        assert [finding.is_problem for finding in broker.verify_topology() if name in finding.text] == [True]
+        assert [issue.is_problem for issue in broker.verify_topology() if name in issue.text] == [True]
 
 
 def test_another_number_of_partitions_than_the_ladder_has_is_refused(scene: Scene) -> None:
@@ -458,7 +462,7 @@ def in_ms(seconds: float) -> int:
 
 @pytest.mark.parametrize("with_id", [True, False])
 @pytest.mark.parametrize("when", ["milliseconds", "iso", "after"])
-def test_anybody_who_can_write_to_kafka_can_schedule(served: Scene, when: str, with_id: bool) -> None:
+def test_any_kafka_producer_can_schedule(served: Scene, when: str, with_id: bool) -> None:
     """E1, E9"""
     channel, name = served.channel(), f"plain-{uuid4().hex}"
     due_ms = in_ms(2.5)
@@ -473,15 +477,15 @@ def test_anybody_who_can_write_to_kafka_can_schedule(served: Scene, when: str, w
     [written] = produce(served.bootstrap, served.topology.inbox, [b"hello"], key=b"customer-1", headers=headers)
     [record] = served.arrived(channel, 1)
     assert (record.key(), record.value()) == (b"customer-1", b"hello")
-    told = headers_of(record)
-    assert told["colour"] == "green"
+    received = headers_of(record)
+    assert received["colour"] == "green"
     assert id_of(record) == (name if with_id else f"{served.topology.inbox}-{written.partition()}-{written.offset()}")
     if when == "after":
         # The broker's clock says when it was written.
         [written] = [each for each in served.history(id_of(record), least=2) if each.change is Change.SCHEDULED]
-        assert int(told["delay-deliver-at"]) == ceil_ms(written.at) + 2500
+        assert int(received["delay-deliver-at"]) == ceil_ms(written.at) + 2500
     else:
-        assert int(told["delay-deliver-at"]) == due_ms
+        assert int(received["delay-deliver-at"]) == due_ms
 
 
 def kcat() -> str:
@@ -502,7 +506,7 @@ def test_a_shell_can_schedule_with_kcat(served: Scene) -> None:
     assert (id_of(record), record.value()) == (name, b"hello")
 
 
-def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(served: Scene) -> None:
+def test_invalid_records_are_dead_lettered_and_stop_no_others(served: Scene) -> None:
     """E11"""
     channel, inbox = served.channel(), served.topology.inbox
     at, to = {"delay-deliver-at": b"%d" % in_ms(1)}, {"delay-channel": channel.encode()}
@@ -531,7 +535,7 @@ def test_records_that_ask_for_nothing_sensible_are_kept_apart_and_stop_nobody(se
     assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
-def test_a_record_that_is_small_only_while_it_is_compressed_stops_nobody(scene: Scene) -> None:
+def test_a_record_that_is_small_only_while_it_is_compressed_stops_no_others(scene: Scene) -> None:
     """E11: the ladder's topics count compressed bytes, and what is written on is not compressed."""
     channel = scene.channel(max_message_bytes=40_000_000)
     headers = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"2500", "delay-id": b"blown-up"}
@@ -574,7 +578,7 @@ def test_records_of_a_transaction_that_was_aborted_were_never_scheduled(served: 
 # -- dispatchers ---------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_refuses_the_progress_of_one_who_has_lost_its_lanes(scene: Scene) -> None:
+def test_the_broker_refuses_offsets_of_a_member_that_lost_its_partitions(scene: Scene) -> None:
     """B32: but it takes that of a client that is no member at all, so a membership must never be asked for later."""
     topic, group = scene.channel(), f"group-{uuid4().hex}"
 
@@ -610,7 +614,7 @@ def test_the_broker_refuses_the_progress_of_one_who_has_lost_its_lanes(scene: Sc
 
 
 def test_records_that_messages_have_left_are_removed(scene: Scene) -> None:
-    """D18: the ladder keeps what waits, and no more."""
+    """D18: the ladder keeps waiting messages, and no more."""
     channel = scene.channel()
     with scene.dispatching():
         scene.wait_for_dispatcher()
@@ -626,7 +630,7 @@ def test_records_that_messages_have_left_are_removed(scene: Scene) -> None:
 
 
 def test_a_dispatcher_is_ready_in_seconds_however_many_messages_wait(scene: Scene, tmp_path: Path) -> None:
-    """D6, D7, E2: only what is due soon is in memory."""
+    """D6, D7, E2: only messages that are due soon are in memory."""
     channel, count = scene.channel(), 20_000
     for _ in range(4):
         scene.broker.schedule(scene.messages(channel, count // 4, after=7 * 86_400))
@@ -728,7 +732,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_messages_of_a_consumer_that_was_killed_come_to_another_and_those_it_settled_do_not(scene: Scene) -> None:
+def test_messages_of_a_killed_consumer_go_to_another_unless_they_were_acknowledged(scene: Scene) -> None:
     """B32"""
     channel = scene.channel()
     messages = scene.messages(channel, 12, after=0)
@@ -753,7 +757,7 @@ def test_a_quiet_rung_keeps_its_progress_while_a_dispatcher_runs(quiet: tuple[Sc
     with Consumer(settings) as reader:
         before = [each.offset for each in reader.committed(places, 60)]
         assert sum(max(offset, 0) for offset in before) >= 20
-        # Kafka has forgotten everything after a minute in a group that nobody is in.
+        # Kafka forgets the offsets of a group without members after a minute.
         with Consumer(settings | {"group.id": idle_group_of(scene)}) as idle:
 
             def is_forgotten() -> bool:

@@ -1,4 +1,4 @@
-"""Records that somebody wrote to stop a ladder in Kafka, and channels that take nothing: others are not held up."""
+"""Records written to stop a Kafka ladder, and channels that refuse everything: other messages are not delayed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def require_punctual(scene: Scene, channel: str, others: list[Message]) -> None:
 
 
 def require_harmless(scene: Scene, record: Written) -> list[Record]:
-    """Write it, see that others are not held up by it, and return its dead letters."""
+    """Write records, check that they do not delay others, and return their dead letters."""
     channel = scene.channel()
     places = write(scene, record)
     scene.broker.schedule(others := others_of(scene, channel))
@@ -113,7 +113,7 @@ def require_harmless(scene: Scene, record: Written) -> list[Record]:
 
 
 def asking(scene: Scene, channel: str = "nowhere", *, key: bytes | None = None, **headers: bytes) -> Written:
-    """A plain record of anybody."""
+    """A record of a plain producer."""
     own = {"delay-channel": channel.encode(), "delay-deliver-after-ms": b"500"}
     return Written(topic=scene.topology.inbox, key=key, headers=own | headers)
 
@@ -138,7 +138,7 @@ INBOX: dict[str, tuple[str, Callable[[Scene], Written]]] = {
 
 
 @pytest.mark.parametrize("what", INBOX)
-def test_whatever_lies_in_the_inbox_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_record_in_the_inbox_blocks_others(hostile: Scene, what: str) -> None:
     reason, make = INBOX[what]
     for letter in require_harmless(hostile, make(hostile)):
         assert reason in headers_of(letter)["delay-reason"]
@@ -185,7 +185,7 @@ RUNG: dict[str, Callable[[Scene], Written]] = {
 
 
 @pytest.mark.parametrize("what", RUNG)
-def test_whatever_is_forged_into_a_rung_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_forged_record_in_a_rung_blocks_others(hostile: Scene, what: str) -> None:
     require_harmless(hostile, RUNG[what](hostile))
 
 
@@ -193,7 +193,7 @@ def test_whatever_is_forged_into_a_rung_holds_up_nobody(hostile: Scene, what: st
 
 
 def command(scene: Scene, position: RecordPosition, **changes: Any) -> Written:
-    """A command that reschedules what lies at a place."""
+    """A command that reschedules the record at a position."""
     good = Command(
         id=uuid4().hex,
         change=Change.RESCHEDULED,
@@ -220,7 +220,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-def test_whatever_is_forged_as_a_command_holds_up_nobody(hostile: Scene, what: str) -> None:
+def test_no_forged_command_blocks_others(hostile: Scene, what: str) -> None:
     position = RecordPosition(topic=hostile.topology.inbox, partition=0, offset=10**9)
     require_harmless(hostile, command(hostile, position, **COMMANDS[what]))
 
@@ -241,16 +241,16 @@ def test_a_command_in_the_wrong_partition_recalls_nothing(hostile: Scene, partit
     assert headers_of(arrived)["delay-id"] == headers["delay-id"].decode()
 
 
-# -- what nobody has thought of ------------------------------------------------------------------------------------
+# -- unexpected errors ---------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_foresaw_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_isolates_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction is halved until the record is found; all others of its partition are delivered."""
     produce = KafkaTransaction._produce
 
     def fail(self: Any, topic: str, value: bytes | None, *arguments: Any, **options: Any) -> None:
         if value is not None and b"unforeseen" in value and not topic.endswith((".dead", ".journal")):
-            raise RuntimeError("nobody has thought of this")
+            raise RuntimeError("an error made by this test")
         produce(self, topic, value, *arguments, **options)
 
     monkeypatch.setattr(KafkaTransaction, "_produce", fail)
@@ -263,7 +263,7 @@ def test_an_error_that_nobody_foresaw_isolates_its_record(monkeypatch: pytest.Mo
             assert ids_of(scene.arrived(channel, 200, seconds=60)) == ids_of(others)
             dead = scene.dead(each.id for each in bad)
         for each in bad:
-            assert "nobody has thought of this" in headers_of(dead[each.id])["delay-reason"]
+            assert "an error made by this test" in headers_of(dead[each.id])["delay-reason"]
             assert dead[each.id].value() == b"unforeseen"
             assert [entry.change for entry in scene.history(each.id, least=2)][-1] is Change.DEAD_LETTERED
 

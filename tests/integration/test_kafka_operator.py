@@ -105,7 +105,7 @@ def test_one_bad_message_far_back_keeps_all_from_being_published(
     ],
     ids=["conflict", "size"],
 )
-def test_what_kafka_cannot_do_fails_the_task_at_once_with_the_remedy(
+def test_requests_that_kafka_cannot_serve_fail_the_task_at_once_with_the_remedy(
     stream: Stream, channel: str, options: dict[str, Any], problem: str
 ) -> None:
     """A12, A28"""
@@ -162,7 +162,7 @@ def test_messages_that_wait_in_kafka_are_cancelled_moved_and_hurried(stream: Str
     assert outcome(stream, ids["cancelled"]) is Change.CANCELLED
 
 
-def test_what_was_dispatched_cannot_be_cancelled_and_may_be_ignored(stream: Stream, channel: str) -> None:
+def test_dispatched_messages_cannot_be_cancelled_and_may_be_ignored(stream: Stream, channel: str) -> None:
     """A27"""
     gone = schedule(channel, payload="x")
     waiting = schedule(channel, message_id=f"{channel}-waits", payload="y", deliver_after=HOUR)
@@ -174,7 +174,7 @@ def test_what_was_dispatched_cannot_be_cancelled_and_may_be_ignored(stream: Stre
     stream.received(channel, 1)
 
 
-def test_an_id_that_nobody_knows_is_refused(stream: Stream) -> None:
+def test_an_unknown_id_is_refused(stream: Stream) -> None:
     with pytest.raises(AirflowFailException, match="message 'nobody' is not known"):
         CancelMessageOperator(task_id="cancel", delay_conn_id=CONN_ID, message_ids="nobody").execute({})
 
@@ -223,7 +223,7 @@ def test_the_hook_schedules_and_consumes_and_a_deferred_message_comes_again(stre
     ],
     ids=["ready", "new", "wrong", "unknown to the library"],
 )
-def test_the_button_of_the_connection_form_says_what_was_found(
+def test_the_test_button_of_the_connection_form_reports_the_result(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], works: bool, answer: str
 ) -> None:
     """A12"""

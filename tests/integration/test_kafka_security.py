@@ -1,4 +1,4 @@
-"""Kafka with TLS, with users who may do little, and with connections that are wrong: all on real servers."""
+"""Kafka with TLS, with restricted users, and with wrong connections: all on real servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READ, WRITE, DESCRIBE, DELETE = AclOperation.READ, AclOperation.WRITE, AclOperat
 CREATE, DESCRIBE_CONFIGS = AclOperation.CREATE, AclOperation.DESCRIBE_CONFIGS
 TOPIC, GROUP, TRANSACTIONAL_ID = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
-#: Nobody joins it: the library looks for the coordinator of its group even where it only reads what it is told to.
+#: No consumer joins it: the library looks for the coordinator of its group even with assigned partitions.
 READERS = "airflow-delay.reader"
 
 wait_for = partial(component.wait_for, seconds=90, interval=0.05)
@@ -69,7 +69,7 @@ def scene(secured: Kafka) -> Iterator[Scene]:
 
 
 class User:
-    """Somebody with a certificate and nothing else."""
+    """A user with a certificate and no permissions."""
 
     def __init__(self, secured: Kafka, authority: Authority) -> None:
         self.name = f"user-{uuid4().hex[:12]}"
@@ -124,7 +124,7 @@ def may_dispatch(user: User, scene: Scene, *channels: str) -> None:
 # -- least privilege -----------------------------------------------------------------------------------------------
 
 
-def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(served: Scene, user: User) -> None:
+def test_scheduling_needs_write_on_the_inbox_and_describe_on_the_rest(served: Scene, user: User) -> None:
     channel = served.channel()
     may_schedule(user, served, channel)
     with user.client_of(served) as client:
@@ -136,7 +136,7 @@ def test_who_only_schedules_needs_to_write_to_the_inbox_and_to_see_the_rest(serv
     assert ids_of(served.arrived(channel, 1)) == [message.id]
 
 
-def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(served: Scene, user: User) -> None:
+def test_sending_at_once_needs_write_on_the_channel_and_the_journal(served: Scene, user: User) -> None:
     channel = served.channel()
     may_schedule(user, served, channel)
     user.may(TOPIC, channel, WRITE)
@@ -151,7 +151,7 @@ def test_who_sends_at_once_needs_to_write_to_the_channel_and_the_journal(served:
     assert [entry.change for entry in served.history(message.id, least=1)] == [Change.DISPATCHED]
 
 
-def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(served: Scene, user: User) -> None:
+def test_recalling_needs_read_on_the_ladder_and_write_on_the_control_topic(served: Scene, user: User) -> None:
     channel, topology = served.channel(), served.topology
     may_schedule(user, served, channel)
     message = served.message(channel, after=3600)
@@ -168,7 +168,7 @@ def test_who_recalls_needs_to_read_the_ladder_and_to_write_commands(served: Scen
     assert [entry.change for entry in served.history(message.id, least=2)] == [Change.SCHEDULED, Change.CANCELLED]
 
 
-def test_who_waits_needs_to_read_the_journal_and_to_see_the_rest(served: Scene, user: User) -> None:
+def test_waiting_needs_read_on_the_journal_and_describe_on_the_rest(served: Scene, user: User) -> None:
     channel, topology = served.channel(), served.topology
     user.may(TOPIC, topology.journal, READ)
     user.may(TOPIC, topology.inbox, DESCRIBE)
@@ -273,7 +273,7 @@ def test_a_consumer_needs_to_read_its_channel_and_its_group(served: Scene, user:
         assert consumer.receive(channel) == []
 
 
-def test_a_consumer_that_puts_back_and_gives_up_needs_to_schedule_and_to_write_to_the_dead(
+def test_requeueing_needs_to_schedule_and_dead_lettering_needs_write_on_the_dead_letter_channel(
     served: Scene, user: User
 ) -> None:
     channel = served.channel()
@@ -301,22 +301,22 @@ def test_an_administrator_of_a_ladder_needs_its_names_only(secured: Kafka, user:
     user.may(TOPIC, channel, DESCRIBE)
     with scene.broker, user.client_of(scene) as admin:
         admin.create_topology([channel])
-        assert [finding.text for finding in admin.verify_topology() if finding.is_problem] == []
-        assert [finding.text for finding in admin.verify_topology() if "not checked" in finding.text] == []
+        assert [issue.text for issue in admin.verify_topology() if issue.is_problem] == []
+        assert [issue.text for issue in admin.verify_topology() if "not checked" in issue.text] == []
         user.may(GROUP, scene.topology.dispatch_group, DELETE)
         admin.delete_topology(even_if_messages_wait=True)
-        assert [finding.is_problem for finding in admin.verify_topology()] == [True]
+        assert [issue.is_problem for issue in admin.verify_topology()] == [True]
 
 
-def test_who_may_not_read_settings_is_told_that_they_were_not_checked(served: Scene, user: User) -> None:
+def test_verify_reports_settings_that_the_user_may_not_read_as_not_checked(served: Scene, user: User) -> None:
     user.may(TOPIC, f"{served.topology.prefix}.", DESCRIBE, pattern=PREFIXED)
     with user.client_of(served) as client:
-        findings = client.verify_topology()
-    assert [finding for finding in findings if finding.is_problem] == []
-    assert [finding.text for finding in findings if "settings were not checked" in finding.text]
+        issues = client.verify_topology()
+    assert [issue for issue in issues if issue.is_problem] == []
+    assert [issue.text for issue in issues if "settings were not checked" in issue.text]
 
 
-def test_who_finds_no_ladder_and_may_not_make_one_is_told_so(secured: Kafka, user: User) -> None:
+def test_scheduling_without_a_ladder_and_the_permission_to_create_one_says_so(secured: Kafka, user: User) -> None:
     scene = Scene(secured.bootstrap)
     channel = scene.channel()
     user.may(TOPIC, channel, DESCRIBE)
@@ -329,7 +329,7 @@ def test_who_finds_no_ladder_and_may_not_make_one_is_told_so(secured: Kafka, use
     assert not refused.value.may_pass
 
 
-def test_somebody_with_a_password_is_named_where_a_permission_is_missing(
+def test_an_error_about_a_missing_permission_names_the_user_and_not_the_password(
     served: Scene, secured: Kafka, authority: Authority
 ) -> None:
     settings = served.settings | {"ssl.ca.location": str(authority.file)}
@@ -362,7 +362,7 @@ WRONG = {
 def wrong(
     request: pytest.FixtureRequest, secured: Kafka, authority: Authority, tmp_path: Path
 ) -> tuple[dict[str, Any], str]:
-    """A connection that does not work, and what is said of it."""
+    """A connection that does not work, and its error message."""
     kind, sasl = request.param, secured.bootstrap_of("SASL_SSL")
     extra: dict[str, Any] = {"ssl.ca.location": str(authority.file), "confirm_timeout": 2, "ladder": "nowhere"}
     good = {"conn_type": "delay_kafka", "host": sasl, "login": "app", "password": USERS["app"], "extra": extra}
@@ -382,7 +382,7 @@ def wrong(
     return changed, WRONG[kind]
 
 
-def test_a_wrong_connection_is_told_in_one_line_without_the_secret(
+def test_a_wrong_connection_is_reported_in_one_line_without_the_secret(
     wrong: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A12, A48"""

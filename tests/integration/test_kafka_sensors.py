@@ -103,7 +103,7 @@ async def test_each_of_two_sensors_takes_its_own_message_and_the_others_stay(boo
         assert [delivery.message.payload for delivery in broker.receive(topic, limit=10)] == [b"green"]
 
 
-async def test_what_others_have_settled_wakes_nobody(bootstrap: str, topic: str) -> None:
+async def test_messages_that_others_acknowledged_wake_no_sensor(bootstrap: str, topic: str) -> None:
     produce(bootstrap, topic, [b"red", b"red"])
     with KafkaBroker(KafkaConfig.from_settings({}, host=bootstrap)) as broker:
         broker.ack(broker.receive(topic, limit=2))

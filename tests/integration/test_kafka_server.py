@@ -143,7 +143,7 @@ def test_a_certificate_is_the_user_of_its_name(secured: Kafka, authority: Author
         ("no certificate", "bad certificate|certificate required"),
     ],
 )
-def test_whoever_is_not_who_he_says_is_refused(
+def test_a_failed_authentication_is_refused(
     secured: Kafka, authority: Authority, wrong: str, problem: str, tmp_path: Path
 ) -> None:
     sasl, ssl = secured.bootstrap_of("SASL_SSL"), secured.bootstrap_of("SSL")
@@ -154,11 +154,13 @@ def test_whoever_is_not_who_he_says_is_refused(
         "name": (sasl.replace("localhost", "127.0.0.1"), app),
         "no certificate": (ssl, {"security.protocol": "SSL", "ssl.ca.location": ca}),
     }[wrong]
-    told: list[str] = []
+    errors: list[str] = []
     client_settings: dict[str, Any] = {"bootstrap.servers": bootstrap, **settings, "log_level": 0}
-    with AdminClient({**client_settings, "error_cb": lambda error: told.append(error.str())}) as client:
-        wait_for(lambda: client.poll(0.1) >= 0 and told, what="the client tells", seconds=60, interval=0.01)
-    assert re.search(problem, told[0])
+    with AdminClient({**client_settings, "error_cb": lambda error: errors.append(error.str())}) as client:
+        wait_for(
+            lambda: client.poll(0.1) >= 0 and errors, what="the client reports an error", seconds=60, interval=0.01
+        )
+    assert re.search(problem, errors[0])
 
 
 # -- the cache of jars ---------------------------------------------------------------------------------------------

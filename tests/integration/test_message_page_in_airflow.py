@@ -1,4 +1,4 @@
-"""The page of a message in a real api-server: who is let in, and what they see."""
+"""The page of a message in a real api-server: which users are admitted, and what they see."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def schedule(broker: EmbeddedBroker, **fields: Any) -> str:
     return message_url(message.id)
 
 
-def test_nobody_sees_a_message_without_signing_in(server: ApiServer, broker: EmbeddedBroker) -> None:
+def test_a_message_is_shown_only_after_signing_in(server: ApiServer, broker: EmbeddedBroker) -> None:
     link = schedule(broker, payload=b"top secret", content_type="text/plain")
     with server.client(None) as client:
         for address in (link, message_url("unknown")):
@@ -126,7 +126,7 @@ def test_the_cookie_of_the_browser_is_enough(server: ApiServer, broker: Embedded
 
 
 @pytest.mark.parametrize("user", ["admin", "viewer"])
-def test_whoever_may_read_plugins_sees_a_message_without_origin(
+def test_users_who_may_read_plugins_see_a_message_without_origin(
     server: ApiServer, broker: EmbeddedBroker, user: str
 ) -> None:
     link = schedule(broker)
@@ -140,7 +140,7 @@ def test_whoever_may_read_plugins_sees_a_message_without_origin(
         assert client.post(link).status_code == 405
 
 
-def test_a_message_of_a_task_is_for_those_who_may_read_its_dag(server: ApiServer, broker: EmbeddedBroker) -> None:
+def test_a_message_of_a_task_is_shown_to_users_who_may_read_its_dag(server: ApiServer, broker: EmbeddedBroker) -> None:
     links = [
         schedule(broker, origin=Origin(dag_id=dag_id, run_id="manual__1", task_id="remind"))
         for dag_id in (OPEN_DAG, CLOSED_DAG)

@@ -147,7 +147,7 @@ def test_a_message_is_taken_by_one_of_many_sensors(connected: str) -> None:
 
 
 async def test_waiting_tasks_survive_a_database_outage(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B34: every session is ended and no new one is let in for a while; then the wait goes on."""
+    """B34: every session is ended and new ones are refused for a while; then the task continues to wait."""
     define_connection(monkeypatch, postgres_url)
     quick = Backoff(initial=timedelta(milliseconds=50), cap=timedelta(milliseconds=50), floor=timedelta(0))
     monkeypatch.setattr(BrokerThread, "outage", quick)

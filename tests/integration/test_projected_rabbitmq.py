@@ -11,6 +11,7 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.dispatcher.loop import Context
+from airflow_delay_provider.dispatcher.monitoring import PrometheusObserver
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.domain.clock import SystemClock
@@ -29,9 +30,10 @@ def rabbit() -> Iterator[str]:
 
 
 def test_messages_that_rabbitmq_holds_are_followed_from_schedule_to_dead_letter(ledger: Ledger, rabbit: str) -> None:
-    """A23, A25, A45, B14, B41"""
+    """A23, A25, A45, B14, B39, B41"""
     config = config_of(rabbit, tick=0.1)
-    context = Context(ledger=ledger, clock=SystemClock(), config=DispatcherConfig())
+    measured = PrometheusObserver()
+    context = Context(ledger=ledger, clock=SystemClock(), config=DispatcherConfig(), observers=[measured])
     loop = ProjectJournal(context, "rabbit", lambda _: RabbitMQBroker(config))
 
     def states() -> dict[State, int]:
@@ -82,3 +84,5 @@ def test_messages_that_rabbitmq_holds_are_followed_from_schedule_to_dead_letter(
     ]
     assert [entry.reason for entry in history] == [None, None, "later", None, "bad"]
     assert all(entry.lateness >= timedelta(0) for entry in history if entry.change is Change.DISPATCHED)
+    assert 'delay_dispatched_total{channel="orders"} 2.0' in measured.render().decode()
+    assert "delay_lateness_seconds_count 2.0" in measured.render().decode()

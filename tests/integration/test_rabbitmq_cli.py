@@ -91,7 +91,7 @@ def test_messages_that_wait_keep_a_ladder_from_being_deleted(delay: CommandLine,
     assert TOPOLOGY.ready not in names_in(vhost_url, "exchanges")
 
 
-def test_the_way_to_channels_is_prepared(delay: CommandLine, vhost_url: str) -> None:
+def test_routes_to_channels_are_created(delay: CommandLine, vhost_url: str) -> None:
     missing = delay("topology", "create", *CONN, "--channel", "orders")
     assert (missing.code, "queue 'orders' does not exist" in missing.err) == (2, True)
     with amqp(vhost_url) as channel:
@@ -104,7 +104,7 @@ def test_the_way_to_channels_is_prepared(delay: CommandLine, vhost_url: str) -> 
     assert {each["destination"] for each in bound} == {"orders", TOPOLOGY.relay("events:order.created")}
 
 
-def test_what_is_missing_or_different_is_a_problem(delay: CommandLine, vhost_url: str) -> None:
+def test_missing_and_different_objects_are_problems(delay: CommandLine, vhost_url: str) -> None:
     delay.document("topology", "create", *CONN)
     rung, other, level = TOPOLOGY.rung(60_000), TOPOLOGY.rung(120_000), TOPOLOGY.level(2)
     with amqp(vhost_url) as channel:
@@ -200,7 +200,7 @@ def test_every_kind_of_ladder_is_accepted_by_the_server(
     assert ladder.prefix in {name.partition(".rung")[0] for name in names_in(vhost_url, "queues")}
 
 
-def test_verifying_needs_no_more_of_the_management_api_than_to_look(
+def test_verifying_needs_only_read_access_to_the_management_api(
     delay: CommandLine, vhost_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delay.document("topology", "create", *CONN)

@@ -59,7 +59,7 @@ def node(rabbitmq_version: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 # -- full queues ---------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_refuses_by_name_what_it_does_not_take_and_keeps_what_it_took(node: RabbitMQ):
+def test_a_full_queue_names_the_refused_messages_and_keeps_the_accepted_ones(node: RabbitMQ):
     """C11, C14"""
     with Scene(node.url, max_length=50, tick=0.25) as scene:
         channel, now = scene.queue(), from_ms(floor_ms(datetime.now(UTC)))
@@ -265,15 +265,15 @@ def test_a_consumer_killed_between_publish_and_ack_repeats_the_message_and_loses
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     arrivals = quorum.collect(channel, 2)
     assert [arrival.message.id for arrival in arrivals] == [message.id, message.id]
-    # Once handed out again because it was not acknowledged, once as it was put back.
+    # Once redelivered because it was not acknowledged, once because it was requeued.
     assert sorted(arrival.message.handled_count for arrival in arrivals) == [0, 1]
     assert quorum.broker.receive(channel) == []
 
 
-def test_a_look_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
+def test_peeking_at_a_queue_that_others_empty_meanwhile_costs_no_connection(
     quorum: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    """C11: fewer messages are there than the queue has just said."""
+    """C11: the queue has fewer messages than it has just reported."""
     channel = quorum.queue()
     message = quorum.message(channel, after=0)
     quorum.broker.send([message])
@@ -300,7 +300,7 @@ def test_a_consumer_whose_queue_is_deleted_ends_at_once(quorum: Scene):
 # -- destinations that vanish --------------------------------------------------------------------------------------
 
 
-def test_messages_whose_queue_was_deleted_are_kept_apart_and_block_nobody(scene: Scene):
+def test_messages_whose_queue_was_deleted_are_parked_and_block_no_others(scene: Scene):
     """C12, C14"""
     gone, kept = scene.queue(), scene.queue()
     orphans = [scene.message(gone, after=0.1 * n, headers={"n": str(n)}, key="k") for n in range(50, 70)]
@@ -316,7 +316,7 @@ def test_messages_whose_queue_was_deleted_are_kept_apart_and_block_nobody(scene:
     wait_for(lambda: not scene.waiting(), what="nothing is left behind")
 
 
-def test_messages_that_an_exchange_does_not_route_wait_for_a_binding_and_block_nobody(node: RabbitMQ):
+def test_messages_that_an_exchange_does_not_route_wait_for_a_binding_and_block_no_others(node: RabbitMQ):
     """C3, C12"""
     exchange, scene = f"exchange-{uuid4().hex}", Scene(node.url)
     kept, late = scene.queue(), scene.queue()
@@ -346,7 +346,7 @@ def held_by(node: RabbitMQ, queue: str) -> int:
 
 
 def publish(broker: RabbitMQBroker, messages: list[Message]) -> list[Message]:
-    """Publish once and return what was not confirmed."""
+    """Publish once and return the unconfirmed messages."""
     try:
         broker.schedule(messages)
     except BrokerError as error:

@@ -1,4 +1,4 @@
-"""Messages on a real ladder: which way each goes, when it arrives, and what is refused."""
+"""Messages on a real ladder: their routes, arrival times and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_more_than_max_delay_of_the_connection_is_refused_with_the_remedy(scene:
         scene.broker.schedule([message])
 
 
-def test_a_message_cannot_be_put_back_for_longer_than_the_ladder_holds(scene: Scene):
+def test_a_message_cannot_be_requeued_for_longer_than_the_ladder_holds(scene: Scene):
     """A30: it stays in hand."""
     channel = scene.queue()
     scene.broker.send([scene.message(channel, after=0)])
@@ -181,7 +181,7 @@ def test_a_destination_that_is_missing_is_named_and_nothing_is_published(scene: 
         ({"payload": b"x" * 2_000_000}, PayloadError, "payload"),
     ],
 )
-def test_what_amqp_cannot_carry_is_refused_and_nothing_is_published(
+def test_messages_that_amqp_cannot_carry_are_refused_and_nothing_is_published(
     scene: Scene, options: dict[str, Any], error: type[InvalidMessageError], field: str
 ):
     channel = scene.queue()
@@ -243,7 +243,7 @@ def test_a_message_goes_round_the_ladder_twenty_times(scene: Scene):
     assert scene.broker.receive(channel) == []
 
 
-def test_a_deferred_message_backs_off_and_is_given_up_after_max_handled(scene: Scene):
+def test_a_deferred_message_backs_off_and_is_dead_lettered_after_max_handled(scene: Scene):
     """A1, A2, A14, A16, A23, A24, A25, C1"""
     channel, seen = scene.queue(), list[int]()
 
@@ -309,7 +309,9 @@ def test_heartbeats_go_on_while_a_handler_blocks_which_keeps_its_connection_and_
         pika.BasicProperties(content_type="x" * 255, message_id="y" * 255, correlation_id="z"),
     ],
 )
-def test_what_others_wrote_can_be_received_put_back_and_given_up(scene: Scene, properties: pika.BasicProperties):
+def test_messages_of_other_publishers_can_be_received_requeued_and_dead_lettered(
+    scene: Scene, properties: pika.BasicProperties
+):
     """A15, A25"""
     channel, body = scene.queue(), bytes(range(256))
     with scene.amqp() as amqp:
@@ -326,7 +328,7 @@ def test_what_others_wrote_can_be_received_put_back_and_given_up(scene: Scene, p
     assert scene.collect(f"{channel}.dead", 1)[0].message.payload == body
 
 
-def test_the_journal_tells_the_same_of_every_message(scene: Scene):
+def test_the_journal_records_the_same_changes_for_every_message(scene: Scene):
     """D11"""
     channel = scene.queue()
     tail, now = Tail(scene.broker), from_ms(floor_ms(datetime.now(UTC)))

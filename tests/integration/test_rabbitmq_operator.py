@@ -1,4 +1,4 @@
-"""ScheduleMessageOperator over RabbitMQ, which knows no ids: a task's next try goes on where the last one ended."""
+"""ScheduleMessageOperator over RabbitMQ, which knows no ids: the next try continues where the last one ended."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def received(url: str, n: int) -> Counter[str]:
         return found
 
 
-def test_a_try_after_a_refusal_publishes_just_what_was_not_confirmed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_after_a_refusal_publishes_only_unconfirmed_messages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A28, C11, C14: a full queue refuses, the task fails with the ids, and its next try completes the batch."""
     monkeypatch.setattr(task, "BATCH", 5)
     store, messages = StateStore(), numbered(FITS + 15)
@@ -100,7 +100,7 @@ def test_a_cleared_task_publishes_nothing_again_and_says_so(url: str, capsys: py
 
 
 def test_other_messages_of_the_same_task_are_not_taken_for_the_confirmed_ones(url: str) -> None:
-    """A28: what was confirmed is known by the ids, not by their number."""
+    """A28: confirmed messages are known by their ids, not by their number."""
     store = StateStore()
     run(store, [{"payload": 1, "message_id": "first"}])
     run(store, [{"payload": 1, "message_id": "second"}])
@@ -130,7 +130,7 @@ def test_cancelling_on_kill_is_refused_where_nothing_can_be_called_back(url: str
 
 
 @pytest.mark.parametrize("on_too_late", ["fail", "ignore"])
-def test_cancelling_what_rabbitmq_holds_is_refused_with_the_remedy(url: str, on_too_late: str) -> None:
+def test_cancelling_a_message_that_rabbitmq_holds_is_refused_with_the_remedy(url: str, on_too_late: str) -> None:
     """A27, C13"""
     ids = run(StateStore(), numbered(3))
     operator = CancelMessageOperator(task_id="c", delay_conn_id="rabbit", message_ids=ids, on_too_late=on_too_late)

@@ -39,7 +39,7 @@ COUNTED_WITHIN = timedelta(seconds=4)
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A broker that is quick with what was refused, and clients that know it."""
+    """A broker that retries refused messages soon, and clients that know it."""
     run_dir = tmp_path_factory.mktemp("refusals")
     with ExitStack() as stack:
         started = stack.enter_context(private_node(run_dir, advanced=SOON_TRIED_AND_COUNTED))
@@ -88,7 +88,7 @@ def sensor_of(scene: Scene, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     return MessageDispatchedSensor(task_id="wait", message_ids=ids, delay_conn_id="rabbit")
 
 
-def test_a_full_queue_holds_up_nobody_else_and_gets_everything_once_it_has_room(node: RabbitMQ):
+def test_a_full_queue_blocks_no_other_and_gets_everything_once_it_has_room(node: RabbitMQ):
     with Scene(node.url) as scene:
         full, healthy, now = full_queue(scene, most=300), scene.queue(), datetime.now(UTC)
         scene.broker.check_channels([full, healthy])
@@ -146,7 +146,7 @@ def test_a_refused_message_is_dispatched_only_when_its_destination_has_it(
 
 
 @pytest.mark.parametrize("with_management", [True, False])
-def test_a_message_whose_queue_was_deleted_is_parked_and_never_told_to_be_dispatched(
+def test_a_message_whose_queue_was_deleted_is_parked_and_never_reported_as_dispatched(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, with_management: bool
 ):
     deleted, before = scene.queue(), scene.count(UNROUTABLE)
@@ -201,7 +201,7 @@ def test_parked_messages_arrive_when_they_are_replayed_and_their_channel_is_ther
 def test_a_replay_that_ends_in_between_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, after_publish: bool
 ):
-    """What was published and not yet acknowledged comes twice."""
+    """Published and not yet acknowledged messages arrive twice."""
     channel = scene.queue()
     messages = scene.messages(channel, 2, after=LATER)
     with scene.amqp() as amqp:

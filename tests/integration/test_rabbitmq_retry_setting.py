@@ -62,7 +62,7 @@ def test_a_broker_that_tries_again_within_seconds_is_no_problem(tmp_path: Path) 
         assert "probe" not in node.control("list_queues", "name")
 
 
-def test_an_administrator_of_the_ladder_may_measure_and_others_are_told_that_they_may_not(url: str) -> None:
+def test_an_administrator_of_the_ladder_may_measure_and_others_see_that_it_was_not_measured(url: str) -> None:
     ladder = r"^delay\.v1\..*"
     with (
         patch.object(verify, "LONGEST_RETRY_SECONDS", 0),

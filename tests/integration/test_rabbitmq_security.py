@@ -1,4 +1,4 @@
-"""RabbitMQ with TLS, with users who may do little, and with connections that are wrong: all on real servers."""
+"""RabbitMQ with TLS, with restricted users, and with wrong connections: all on real servers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ on_each_version = pytest.mark.usefixtures("rabbitmq_version")
 
 @pytest.fixture(scope="module")
 def scene(rabbitmq_version: str) -> Iterator[Scene]:
-    """A ladder that an administrator has made, with the way to three channels."""
+    """A ladder that an administrator has created, with routes to three channels."""
     with fresh_vhost() as url, Scene(url) as opened:
         for name in ("orders", "orders.dead", "private"):
             opened.queue(name)
@@ -115,8 +115,8 @@ def test_a_publisher_cannot_go_around_the_ladder(scene: Scene) -> None:
     scene.collect("orders", 1)
 
 
-def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(scene: Scene) -> None:
-    """What is looked at is named, so that a broker of any version says whether it is there."""
+def test_a_channel_that_was_not_prepared_is_refused_or_its_message_is_parked(scene: Scene) -> None:
+    """The user may write to these names, so that a broker of any version says whether they exist."""
     with broker_of(scene, write=rf"{INGRESS}|{RELAYS}|^nowhere$") as broker:
         with pytest.raises(UnknownChannelError, match="queue 'nowhere' does not exist"):
             broker.schedule([scene.message("nowhere", after=1)])
@@ -127,8 +127,10 @@ def test_a_channel_that_nobody_prepared_is_refused_or_parked_where_it_is_seen(sc
 
 
 @pytest.mark.parametrize("channel", ["nowhere", "events:order.gone", "missing:order.gone"])
-def test_what_a_user_may_not_look_at_is_refused_or_parked_but_never_lost(scene: Scene, channel: str) -> None:
-    """RabbitMQ 4 does not say whether a queue is there to a user who has no right on it."""
+def test_messages_for_a_channel_that_the_user_may_not_see_are_refused_or_parked_but_never_lost(
+    scene: Scene, channel: str
+) -> None:
+    """RabbitMQ 4 does not tell users without permissions on a queue whether it exists."""
     with broker_of(scene, write=INGRESS) as broker:
         try:
             broker.schedule([scene.message(channel, after=0.1)])
@@ -160,7 +162,7 @@ def test_a_publisher_that_finds_no_ladder_says_what_is_missing() -> None:
             broker.schedule([message])
 
 
-def test_a_publisher_without_any_permission_is_told_so_with_the_ids(scene: Scene) -> None:
+def test_a_publisher_without_any_permission_gets_an_error_with_the_ids(scene: Scene) -> None:
     message = scene.message("orders", after=1)
     with broker_of(scene) as broker, pytest.raises(PermissionDeniedError, match="lacks a permission") as caught:
         broker.schedule([message])
@@ -168,7 +170,7 @@ def test_a_publisher_without_any_permission_is_told_so_with_the_ids(scene: Scene
     assert SECRET not in str(caught.value)
 
 
-def test_a_consumer_needs_to_read_its_queue_and_to_write_to_the_entries_to_put_back(scene: Scene) -> None:
+def test_a_consumer_needs_read_on_its_queue_and_write_on_ingress_exchanges_to_requeue(scene: Scene) -> None:
     with broker_of(scene, read="^orders$") as reader:
         scene.broker.send([scene.message("orders", after=0)])
         with counted_looks():
@@ -247,7 +249,7 @@ def wrong(
     request: pytest.FixtureRequest,
     rabbitmq_version: str,
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """A connection that does not work, and what is said of it."""
+    """A connection that does not work, and its error message."""
     kind = request.param
     with fresh_vhost() as url, user(url) as restricted:
         connection = connection_of(restricted, connect_timeout=30)
@@ -319,7 +321,7 @@ def test_the_connection_form_shows_what_is_wrong(
 
 
 @on_each_version
-def test_a_connection_that_works_is_told_with_the_server_and_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_works_is_reported_with_the_server_and_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     with fresh_vhost() as url:
         monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps(connection_of(url)))
         hook = DelayHook("rabbit")
@@ -394,7 +396,7 @@ def test_a_connection_over_tls_schedules_and_receives(tls_port: tuple[int, int],
         ("no certificate", "closed the connection after TLS was set up; .*correct cert_file and key_file"),
     ],
 )
-def test_what_is_wrong_with_tls_is_told(
+def test_tls_errors_are_explained(
     tls_port: tuple[int, int], authority: Authority, tmp_path: Path, wrong_setting: str, problem: str
 ) -> None:
     port, plain_port = tls_port

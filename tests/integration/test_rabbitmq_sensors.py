@@ -55,7 +55,7 @@ class RawClient:
         self.pushed: list[tuple[str, int]] = []
 
     def fresh_queue(self, rabbitmq_version: str) -> str:
-        """A quorum queue that drops what is delivered too often."""
+        """A quorum queue that drops messages after too many deliveries."""
         name = f"sensors-{uuid4().hex}"
         limit = {} if rabbitmq_version == "rabbitmq4" else {"x-delivery-limit": DELIVERY_LIMIT}
         self.channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", **limit})
@@ -72,7 +72,7 @@ class RawClient:
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def get(self, queue: str) -> list[tuple[str, int]]:
-        """Take what is there: the id and the deliveries counted of each."""
+        """Take all messages: the id and the delivery count of each."""
         taken = []
         while (answer := self.channel.basic_get(queue, auto_ack=True))[0] is not None:
             taken.append(_id_and_count(answer[1]))
@@ -155,7 +155,7 @@ async def test_a_consumer_that_is_free_is_served_before_sensors(client: RawClien
         assert not sensor.done()
 
 
-async def test_what_no_filter_wants_goes_to_another_consumer_where_giving_back_counts_nothing(
+async def test_messages_that_match_no_filter_go_to_another_consumer_where_a_requeue_counts_nothing(
     client: RawClient, queue: str, rabbitmq_version: str
 ) -> None:
     if rabbitmq_version != "rabbitmq4":
@@ -175,7 +175,7 @@ async def test_each_of_two_sensors_takes_its_own_message_and_the_others_stay(
     async with waiting(trigger(queue, is_red), trigger(queue, is_blue), trigger(queue, never)) as (red, blue, _):
         assert (await asyncio.wait_for(red, 20))["message_id"] == ids[1]
         assert (await asyncio.wait_for(blue, 20))["message_id"] == ids[3]
-        # The workers come one after the other; what they did not come for is held meanwhile.
+        # The workers consume one after the other; the other messages are held meanwhile.
         assert (await taken_by_worker(queue, is_blue, ids[3]))["payload"] is not None
         assert (await taken_by_worker(queue, is_red, ids[1]))["id"] == ids[1]
     left = client.get_all(queue, 2)
@@ -199,7 +199,7 @@ async def test_a_message_wakes_one_sensor_only(client: RawClient, queue: str) ->
         assert len(done) == 1
 
 
-async def test_a_message_is_kept_for_its_task_when_nobody_else_waits(
+async def test_a_message_is_kept_for_its_task_when_no_other_sensor_waits(
     client: RawClient, queue: str, rabbitmq_version: str
 ) -> None:
     ids = client.publish(queue, "green", "red")
@@ -291,7 +291,9 @@ def test_a_killed_triggerer_leaves_every_message_in_its_queue(client: RawClient,
     assert client.get_all(queue, 5) == [(message_id, 1) for message_id in ids]
 
 
-def test_a_triggerer_that_shuts_down_gives_back_first(client: RawClient, queue: str, rabbitmq_version: str) -> None:
+def test_a_triggerer_that_shuts_down_requeues_its_messages_first(
+    client: RawClient, queue: str, rabbitmq_version: str
+) -> None:
     ids = client.publish(queue, *("green" for _ in range(100)))
     triggerer = subprocess.Popen([sys.executable, "-m", "tests.acceptance.waiting_triggers", queue, "3"])
     try:
@@ -304,7 +306,9 @@ def test_a_triggerer_that_shuts_down_gives_back_first(client: RawClient, queue: 
     assert client.get_all(queue, 100) == [(message_id, count) for message_id in ids]
 
 
-def test_a_look_counts_nothing_or_is_refused(client: RawClient, queue: str, url: str, rabbitmq_version: str) -> None:
+def test_peeking_counts_no_delivery_or_is_refused(
+    client: RawClient, queue: str, url: str, rabbitmq_version: str
+) -> None:
     ids = client.publish(queue, "green", "green")
     with RabbitMQBroker(config_of(url)) as broker:
         if rabbitmq_version == "rabbitmq4":

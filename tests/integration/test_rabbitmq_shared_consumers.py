@@ -141,7 +141,7 @@ def test_more_is_asked_for_when_large_messages_have_gone(scene: Scene) -> None:
         scene.sees(consumer, 3 * BATCH, bound)
 
 
-def test_a_queue_that_was_made_anew_leaves_no_channel_behind(scene: Scene) -> None:
+def test_a_queue_that_was_created_again_leaves_no_amqp_channel_open(scene: Scene) -> None:
     scene.client.publish(scene.queue, "green")
     with scene.consumer() as consumer:
         assert isinstance(consumer, RabbitMQSharedConsumer)
@@ -155,7 +155,7 @@ def test_a_queue_that_was_made_anew_leaves_no_channel_behind(scene: Scene) -> No
         assert before._consumer.channel.closed is not None
 
 
-def test_what_comes_while_a_consumer_ends_is_not_rejected(scene: Scene) -> None:
+def test_messages_that_arrive_while_a_consumer_ends_are_not_rejected(scene: Scene) -> None:
     """The client library would reject it, which counts a delivery on every version."""
     ids = scene.client.publish(scene.queue, *("green" for _ in range(100)))
     rounds = 5

@@ -1,4 +1,4 @@
-"""Two tenants in one vhost, each with a ladder, users and channels of its own: neither reaches what is the other's."""
+"""Two tenants in one vhost, each with a ladder, users and channels of its own: neither reaches objects of the other."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_consumer_that_requeues_a_forged_message_does_not_carry_it_to_another_
     require_nothing_arrived_at_the_bank(shop, bank)
 
 
-def test_a_journal_tells_nothing_of_another_tenant_and_is_read_by_its_own_users_only(
+def test_a_journal_contains_nothing_of_another_tenant_and_is_read_by_its_own_users_only(
     tenants: tuple[Tenant, Tenant],
 ) -> None:
     shop, bank = tenants
@@ -212,7 +212,7 @@ def test_a_journal_tells_nothing_of_another_tenant_and_is_read_by_its_own_users_
             require_refused(url, "basic_get", queue=queue)
 
 
-def test_an_administrator_of_one_tenant_cannot_open_a_way_to_or_from_another(tenants: tuple[Tenant, Tenant]) -> None:
+def test_an_administrator_of_one_tenant_cannot_route_to_or_from_another(tenants: tuple[Tenant, Tenant]) -> None:
     shop, bank = tenants
     own, other = shop.scene.topology, bank.scene.topology
     with shop.client(shop.administrator) as broker:

@@ -43,7 +43,7 @@ def test_a_ladder_can_be_created_twice_and_has_nothing_wrong(scene: Scene):
     assert scene.waiting() == before
 
 
-def test_verify_finds_what_was_deleted_and_create_mends_it(scene: Scene):
+def test_verify_finds_deleted_objects_and_create_restores_them(scene: Scene):
     """C12"""
     topology = scene.topology
     rung, level = topology.rung(topology.ladder.holds_ms[3]), topology.level(2)
@@ -61,7 +61,7 @@ def test_verify_finds_what_was_deleted_and_create_mends_it(scene: Scene):
     assert problems(scene) == []
 
 
-def test_verify_finds_queues_with_other_arguments_and_what_had_no_route(scene: Scene):
+def test_verify_finds_queues_with_other_arguments_and_unroutable_messages(scene: Scene):
     """C12"""
     rung = scene.topology.rung(scene.topology.ladder.holds_ms[0])
     with scene.amqp() as amqp:
@@ -183,7 +183,7 @@ def test_a_ladder_that_was_deleted_is_not_taken_for_a_missing_channel(scene: Sce
 
 
 def test_verify_finds_a_queue_that_stands_still_and_create_wakes_it(scene: Scene):
-    """C12, C14: what is held is neither ready nor unacknowledged, so AMQP does not show it."""
+    """C12, C14: held messages are neither ready nor unacknowledged, so AMQP does not show them."""
     channel, topology = scene.queue(), scene.topology
     scene.broker.check_channels([channel])
     with scene.amqp() as amqp:

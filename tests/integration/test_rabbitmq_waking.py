@@ -1,4 +1,4 @@
-"""Queues that could not pass messages on wait for 180 s before they try again, unless somebody wakes them."""
+"""Queues that could not forward messages wait for 180 s before they try again, unless a client wakes them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_creating_the_topology_again_wakes_queues_that_wait_before_they_try_agai
 
 
 def test_a_client_that_comes_back_wakes_the_queues(stuck: Stuck) -> None:
-    """C14: after a broker has started again, whatever waited for a way on goes on."""
+    """C14: after a restart of the broker, messages that waited for a route are forwarded."""
     stuck.broker._client.connection().close()
     stuck.broker.close()
     with RabbitMQBroker(stuck.broker.config) as another:

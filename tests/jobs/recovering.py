@@ -1,4 +1,4 @@
-"""Fails in the given way until somebody mends what it needs: ``recovering.py WAY FOLDER``.
+"""Fails in the given way until its cause is repaired: ``recovering.py WAY FOLDER``.
 
 Each submission leaves a line in ``FOLDER/submissions``, and one in ``FOLDER/overlaps`` when another still runs.
 """
@@ -38,7 +38,7 @@ def fill_disk(numbers: Iterator[int]) -> Iterator[int]:
 
 
 def work(numbers: Iterator[int]) -> Iterator[int]:
-    """For as long as nobody mends anything."""
+    """Until its cause is repaired."""
     (folder / "working").touch()
     deadline = time.monotonic() + 300
     while not (folder / "mended").exists() and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ class Case:
     #: File in makers and what it gets; without one, `submit` says all.
     job: str | None = None
     mode: Mode = "local"
-    #: What differs from the settings of the runner; an empty value takes one of them away.
+    #: What differs from the settings of the runner; an empty value removes one of them.
     conf: dict[str, str] = field(default_factory=dict)
     #: Further arguments of spark-submit; they may use {work} and {master}.
     submit: tuple[str, ...] = ()
@@ -401,7 +401,7 @@ UNSEEN = [
         ("aborts_in_worker", INFRASTRUCTURE, "a Python worker crashed"),
         ("interrupted", INFRASTRUCTURE, "something interrupted the driver"),
         ("exits_3", UNKNOWN, "the program says nothing"),
-        ("retries_then_gives_up", TRANSIENT, "the message tells of a refused connection"),
+        ("retries_then_gives_up", TRANSIENT, "the message names a refused connection"),
         ("quality_gate", UNKNOWN, "only the author knows what the exception means"),
         ("config_key", PERMANENT, "a setting is missing"),
         ("date_format", PERMANENT, "the date cannot be parsed"),

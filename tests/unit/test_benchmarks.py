@@ -17,7 +17,7 @@ from benchmarks.databases import URL_VARIABLE
 from benchmarks.kafka_leaps import rests_of
 from benchmarks.kafka_report import DESIGNS, kafka_tables
 from benchmarks.ledger import Sizes
-from benchmarks.measuring import Results, percentile
+from benchmarks.measurement import Results, percentile
 from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, RAW, BinaryLadder
 from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import read_csv, read_machine

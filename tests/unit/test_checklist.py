@@ -22,7 +22,7 @@ def test_every_item_that_a_test_names_exists(named: dict[str, list[str]]):
     assert unknown == {}
 
 
-def test_what_must_be_proven_now_has_a_test(named: dict[str, list[str]]):
+def test_every_required_item_has_a_test(named: dict[str, list[str]]):
     assert set(REQUIRED) <= set(ITEMS)
     assert sorted(set(REQUIRED) - set(find_tests_of_items(named))) == []
 

@@ -48,7 +48,7 @@ def test_the_public_names_are_these() -> None:
 def test_a_public_name_can_be_imported_and_has_a_docstring(name: str) -> None:
     value = getattr(airflow_delay_provider, name)
     assert value.__name__ == name
-    # Its own: dataclasses and subclasses get one that says nothing.
+    # Its own: dataclasses and subclasses get an uninformative one.
     doc = vars(value)["__doc__"] if inspect.isclass(value) else value.__doc__
     assert doc
     assert not doc.startswith(f"{name}(")

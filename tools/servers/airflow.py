@@ -111,7 +111,7 @@ class Airflow:
         for name in ("api-server", "dag-processor", "triggerer"):
             self.components[name].start()
         self.dispatcher.start()
-        # A task that starts before the api-server answers fails, so nobody schedules one before.
+        # A task that starts before the api-server answers fails, so the scheduler starts after it.
         self.wait_for(self._api_answers, what="the api-server answers", seconds=START_SECONDS)
         self.components["scheduler"].start()
         self.wait_until_healthy()

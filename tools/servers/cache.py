@@ -1,4 +1,4 @@
-"""What servers are made of and every run would otherwise fetch anew, kept for all checkouts of this user."""
+"""Server software that every run would otherwise download again, cached for all checkouts of this user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.servers import process
 
 
 class CannotFillError(Exception):
-    """A folder of the cache could not be filled; the message is what the program said first."""
+    """A folder of the cache could not be filled; the message is the first output of the program."""
 
 
 def cache() -> Path:
@@ -41,7 +41,7 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
 def run(
     command: Sequence[str], env: Mapping[str, str] | None = None, *, on_line: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Run a program that must not go on without us: whoever has the lock next begins anew."""
+    """Run a program that must not outlive us: the next holder of the lock starts from the beginning."""
     lines = []
     with subprocess.Popen(
         command,

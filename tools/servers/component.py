@@ -1,4 +1,4 @@
-"""One long-running process with its log: what it said last when it dies, and no leftovers when it ends."""
+"""One long-running process with its log: its last log lines when it dies, and no leftovers when it ends."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def wait_for(
     components: Iterable[Component] = (),
     interval: float = 0.2,
 ) -> FoundT:
-    """Return what ``look`` finds once it finds something; a component that dies meanwhile ends the wait."""
+    """Return the first truthy result of ``look``; a component that dies meanwhile ends the wait."""
     components = list(components)
     deadline = time.monotonic() + seconds
     while not (found := look()):

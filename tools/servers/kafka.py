@@ -31,7 +31,7 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
     "log.retention.check.interval.ms": "5000",
-    # Retention is first looked at after 30 s otherwise.
+    # By default, retention is first checked after 30 s.
     "log.initial.task.delay.ms": "5000",
 }
 LOGGING = """\

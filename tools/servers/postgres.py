@@ -85,7 +85,7 @@ def installed_binaries() -> Path | None:
 
 
 def forbid_default_cluster() -> None:
-    """Debian's package would create and start a cluster of its own, which nobody asked for."""
+    """Debian's package would create and start an unwanted cluster of its own."""
     text = CLUSTER_DEFAULTS.read_text()
     CLUSTER_DEFAULTS.write_text(text.replace("#create_main_cluster = true", "create_main_cluster = false"))
 
@@ -105,7 +105,7 @@ def make_home(preferred: Path, user: str | None) -> Path:
 
 
 def says_ready(data: Path) -> bool:
-    """The eighth line of the server's pid file tells its state; pg_ctl waits on it too."""
+    """The eighth line of the server's pid file has its state; pg_ctl waits on it too."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:

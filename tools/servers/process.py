@@ -74,7 +74,7 @@ def stop(process: subprocess.Popen[bytes], *, signals: Sequence[int], patience_s
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on and no outgoing connection takes: a killed server finds it free again."""
+    """Return a free port that no outgoing connection takes: a killed server finds it free again."""
     for port in random.sample(SERVER_PORTS, 100):
         with socket.socket() as probe:
             try:
@@ -100,7 +100,7 @@ def apt_install(*packages: str) -> bool:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
     print(f"servers: installing {' '.join(packages)} with apt-get", flush=True)
-    # Runlevel 1: packages do not start services of their own, which nobody asked for.
+    # Runlevel 1: packages do not start unwanted services.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["update"], ["install", "-y", *packages]):
         done = subprocess.run(

@@ -34,7 +34,7 @@ class RabbitMQ:
         self.port = 0
         self.management_port = 0
         self._settings = dict(settings or {})
-        #: Erlang terms, for what cannot be said in ``settings``.
+        #: Erlang terms, for options that ``settings`` cannot express.
         self._advanced = advanced or "[]."
         self._folder = folder or self.name
         self._programs = Programs()

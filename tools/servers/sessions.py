@@ -1,4 +1,4 @@
-"""Ends whole sessions of processes, also when whoever started them is gone, even by kill -9.
+"""Ends whole sessions of processes, also when their parent is gone, even by kill -9.
 
 Run as a program it reads session ids until its standard input ends, which it does with the process that writes them.
 """
@@ -16,7 +16,7 @@ import psutil
 
 
 class Guardian:
-    """A process of its own that outlives this one and kills the sessions it was told of."""
+    """A process of its own that outlives this one and kills the registered sessions."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)

@@ -67,6 +67,13 @@ def needs_check(connection: Connection, conn_id: str, *, since: timedelta) -> bo
     return connection.execute(query).first() is None
 
 
+def needs_verification(connection: Connection, conn_id: str, *, since: timedelta) -> bool:
+    """Whether no dispatcher has verified the topology of a broker for this long."""
+    recent = database_now_ms(connection) - since // ONE_MS
+    query = select(_ROW.conn_id).where(_ROW.conn_id == conn_id, _ROW.topology_verified_at_ms > recent)
+    return connection.execute(query).first() is None
+
+
 def write_reached(connection: Connection, conn_id: str, *, description: str, clock_skew: timedelta | None) -> None:
     """Write that a broker has answered; a skew that was not measured this time stays as it was."""
     now_ms = database_now_ms(connection)

@@ -23,7 +23,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    tuple_,
     union_all,
 )
 from sqlalchemy.sql import ColumnElement
@@ -53,21 +52,22 @@ def fold(connection: Connection, limit: int) -> int:
     its commit and change nothing. A crash before the commit undoes counts and step together.
     """
     after = projection.position_of(connection, EMBEDDED)
-    ended = event.c.xid < oldest_running_transaction(connection)
-    page = select(event.c.xid, event.c.seq).where(journal.is_after(after), ended).order_by(event.c.xid, event.c.seq)
-    found = page.limit(limit).subquery()
+    page = journal.entries_after(connection, after)
+    found = page.where(event.c.xid < oldest_running_transaction(connection)).limit(limit).subquery()
     last = connection.execute(
-        select(found, func.count().over().label("n")).order_by(found.c.xid.desc(), found.c.seq.desc()).limit(1)
+        select(found.c.xid, found.c.seq, func.count().over().label("n"))
+        .order_by(found.c.xid.desc(), found.c.seq.desc())
+        .limit(1)
     ).one_or_none()
     if last is None:
         return 0
     if not projection.step(connection, EMBEDDED, after=after, position=f"{last.xid}:{last.seq}"):
         return 0
-    # All transactions of the page have ended, so every statement finds the same entries.
-    until = tuple_(event.c.xid, event.c.seq) <= tuple_(literal(last.xid), literal(last.seq))
-    entries = journal.is_after(after) & until
-    _add_statistics(connection, entries)
-    _add_due_counts(connection, entries)
+    # All transactions of the page have ended, so every statement finds the same entries. With a limit and not an end,
+    # SQLite reads no further than the page.
+    entry = page.limit(last.n).subquery("entry")
+    _add_statistics(connection, entry)
+    _add_due_counts(connection, entry)
     n: int = last.n
     return n
 
@@ -75,22 +75,21 @@ def fold(connection: Connection, limit: int) -> int:
 def has_unfolded_entries(connection: Connection) -> ColumnElement[bool]:
     """Match messages of which a journal entry is not counted yet: without it, their due counts would stay for ever."""
     after = projection.position_of(connection, EMBEDDED)
-    return exists().where(event.c.message_seq == scheduled_message.c.seq, journal.is_after(after))
+    return exists().where(event.c.message_seq == scheduled_message.c.seq, journal.is_after(connection, after))
 
 
-def _add_statistics(connection: Connection, entries: ColumnElement[bool]) -> None:
-    is_dispatch = event.c.change == Change.DISPATCHED.value
-    lateness = event.c.at_ms - event.c.deliver_at_ms
+def _add_statistics(connection: Connection, entry: Subquery) -> None:
+    is_dispatch = entry.c.change == Change.DISPATCHED.value
+    lateness = entry.c.at_ms - entry.c.deliver_at_ms
     each = (
         select(
-            _start(event.c.at_ms, MINUTE).label("minute_ms"),
+            _start(entry.c.at_ms, MINUTE).label("minute_ms"),
             func.coalesce(scheduled_message.c.destination, EMBEDDED).label("destination"),
-            event.c.change.label("kind"),
+            entry.c.change.label("kind"),
             case((is_dispatch, histogram.bucket_of(lateness)), else_=literal_column("0")).label("bucket"),
             case((is_dispatch, func.abs(lateness)), else_=literal_column("0")).label("ms"),
         )
-        .join_from(event, scheduled_message, scheduled_message.c.seq == event.c.message_seq)
-        .where(entries)
+        .join_from(entry, scheduled_message, scheduled_message.c.seq == entry.c.message_seq)
         .subquery()
     )
     place = (each.c.destination, each.c.kind, each.c.bucket)
@@ -118,31 +117,31 @@ def _add_statistics(connection: Connection, entries: ColumnElement[bool]) -> Non
     )
 
 
-def _add_due_counts(connection: Connection, entries: ColumnElement[bool]) -> None:
+def _add_due_counts(connection: Connection, entry: Subquery) -> None:
     """Add 1 where an entry leaves a message scheduled, and take 1 where the entry before it did so.
 
     The sum over all entries of a message depends on its last entry only, whichever entry is folded first: on PostgreSQL
     a transaction with a lower number may have changed the message later.
     """
     previous, earlier = event.alias("previous"), event.alias("earlier")
-    # The index of the messages' entries; the first entry needs no look.
     is_previous = previous.c.seq == (
         select(func.max(earlier.c.seq))
-        .where(earlier.c.message_seq == event.c.message_seq, earlier.c.seq < event.c.seq)
-        .correlate(event)
+        .where(earlier.c.message_seq == entry.c.message_seq, earlier.c.seq < entry.c.seq)
+        .correlate(entry)
         .scalar_subquery()
     )
     destination = func.coalesce(scheduled_message.c.destination, EMBEDDED).label("destination")
-    of_message = scheduled_message.c.seq == event.c.message_seq
+    of_message = scheduled_message.c.seq == entry.c.message_seq
     added = (
-        select(event.c.deliver_at_ms, destination, literal_column("1").label("n"))
-        .join_from(event, scheduled_message, of_message)
-        .where(entries, event.c.change.in_(_WAITING_AFTER))
+        select(entry.c.deliver_at_ms, destination, literal_column("1").label("n"))
+        .join_from(entry, scheduled_message, of_message)
+        .where(entry.c.change.in_(_WAITING_AFTER))
     )
+    # The first entry of a message has none before it.
     taken = (
         select(previous.c.deliver_at_ms, destination, literal_column("-1").label("n"))
-        .select_from(event.join(scheduled_message, of_message).join(previous, is_previous))
-        .where(entries, event.c.change != Change.SCHEDULED.value, previous.c.change.in_(_WAITING_AFTER))
+        .select_from(entry.join(scheduled_message, of_message).join(previous, is_previous))
+        .where(entry.c.change != Change.SCHEDULED.value, previous.c.change.in_(_WAITING_AFTER))
     )
     each = union_all(added, taken).subquery()
     minute_ms = _start(each.c.deliver_at_ms, MINUTE).label("minute_ms")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, literal, select, tuple_
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql import ColumnElement, Select
 
 from airflow_delay_provider.brokers.ledger.dialect import (
     is_one_of,
@@ -53,18 +54,24 @@ def end(connection: Connection) -> str:
 
 def read(connection: Connection, *, after: str, limit: int) -> list[JournalEntry]:
     """Return the entries after ``after`` whose transactions, and all earlier ones, have ended."""
-    query = (
-        select(event)
-        .where(is_after(after), event.c.xid < oldest_running_transaction(connection))
-        .order_by(event.c.xid, event.c.seq)
-        .limit(limit)
-    )
-    return [_entry_of(row) for row in connection.execute(query)]
+    query = entries_after(connection, after).where(event.c.xid < oldest_running_transaction(connection))
+    return [_entry_of(row) for row in connection.execute(query.limit(limit))]
 
 
-def is_after(position: str) -> ColumnElement[bool]:
-    """Match the entries after a position."""
+def entries_after(connection: Connection, position: str) -> Select[*tuple[Any, ...]]:
+    """Return the query for the entries after a position, in their order, whether they may be read yet or not."""
+    order = [event.c.seq] if connection.dialect.name == "sqlite" else [event.c.xid, event.c.seq]
+    return select(event).where(is_after(connection, position)).order_by(*order)
+
+
+def is_after(connection: Connection, position: str) -> ColumnElement[bool]:
+    """Match the entries after a position.
+
+    On SQLite all entries have the same transaction number, and comparing pairs would read the index from its start.
+    """
     xid, seq = (0, 0) if position == FROM_THE_START else (int(part) for part in position.split(":"))
+    if connection.dialect.name == "sqlite":
+        return event.c.seq > seq
     return tuple_(event.c.xid, event.c.seq) > tuple_(literal(xid), literal(seq))
 
 

@@ -38,6 +38,14 @@ _MAX_INTEGER = 2**31 - 1
 EntryKey = tuple[str, int, int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppliedPage:
+    """What one page of a journal changed."""
+
+    #: Entries by which messages became dispatched; a duplicate is not among them.
+    dispatched: Sequence[JournalEntry]
+
+
 def position_of(connection: Connection, destination: str) -> str:
     """Return the position up to which the journal of a connection has been projected."""
     found = connection.execute(select(_POSITION.position).where(_POSITION.destination == destination)).scalar()
@@ -46,24 +54,25 @@ def position_of(connection: Connection, destination: str) -> str:
 
 def project(
     connection: Connection, destination: str, entries: Sequence[JournalEntry], *, after: str, position: str
-) -> bool:
-    """Apply the entries that were read after ``after``; return False if another dispatcher has done so.
+) -> AppliedPage | None:
+    """Apply the entries that were read after ``after``; return None if another dispatcher has done so.
 
     Each page is applied once: rows, history, counts and the step from ``after`` to ``position`` are one transaction,
     which changes nothing if that step was made before. Duplicate journal entries are ignored, and so are entries of
     ledger-held messages.
     """
     if not step(connection, destination, after=after, position=position):
-        return False
+        return None
     known_messages, ignored = _load(connection, destination, sorted({entry.message_id for entry in entries}))
     news = [entry for entry in entries if entry.message_id not in ignored and _apply(known_messages, entry)]
     changed = {entry.message_id: known_messages[entry.message_id] for entry in news}
     _update(connection, [each for each in changed.values() if each.before is not None])
     _insert(connection, destination, {id: each for id, each in changed.items() if each.before is None})
     stored = {id: each for id, each in changed.items() if each.seq is not None}
-    _record(connection, stored, [entry for entry in news if entry.message_id in stored])
+    recorded = [entry for entry in news if entry.message_id in stored]
+    _record(connection, stored, recorded)
     _count(connection, destination, stored.values())
-    return True
+    return AppliedPage(dispatched=[entry for entry in recorded if entry.change is Change.DISPATCHED])
 
 
 def step(connection: Connection, destination: str, *, after: str, position: str) -> bool:

@@ -16,7 +16,7 @@ with DAG("spark_group", schedule=None, params={"application": "", "source": ""})
     group = spark_submit_with_retries(
         "orders",
         attempts=3,
-        # So long that only who expedites it sees the next attempt.
+        # So long that only an expedited ticket leads to the next attempt.
         backoff=Backoff(initial=timedelta(minutes=20), floor=timedelta(minutes=10), cap=timedelta(hours=1)),
         conn_id="spark_local",
         application="{{ params.application }}",

@@ -25,7 +25,7 @@ def on_executor(work):
 
 
 def answering(answer):
-    """A server that says one thing to everybody and hangs up."""
+    """A server that sends every client the same answer and hangs up."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def accept():

@@ -61,7 +61,7 @@ def broker(sqlite_url: str, connect: Callable[..., None]) -> Iterator[EmbeddedBr
 
 @pytest.fixture
 def dispatch(broker: EmbeddedBroker) -> Callable[..., int]:
-    """Dispatch what is due, or what will be due ``ahead`` from now, and return how many."""
+    """Dispatch messages that are due ``ahead`` from now, and return how many."""
 
     def run(ahead: timedelta = timedelta(0)) -> int:
         now_ms = ceil_ms(broker.clock.now() + ahead)

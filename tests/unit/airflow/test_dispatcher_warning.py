@@ -1,4 +1,4 @@
-"""What is known of dispatchers, by kind of broker."""
+"""Warnings about missing dispatchers, by kind of broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps the wait: what a connection says, and what an operator asks for."""
+"""Who holds a message: the setting of the connection and the argument of the operator."""
 
 from __future__ import annotations
 

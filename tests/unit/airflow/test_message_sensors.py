@@ -140,10 +140,10 @@ def test_a_taken_message_is_returned_even_if_the_others_cannot_be_released(
     for message_id, urgency in (("a", "low"), ("b", "high")):
         send(message_id, headers={"urgency": urgency})
 
-    def is_away(*_args: Any, **_options: Any) -> None:
+    def is_down(*_args: Any, **_options: Any) -> None:
         raise BrokerError("the broker is down")
 
-    monkeypatch.setattr(EmbeddedBroker, "release", is_away)
+    monkeypatch.setattr(EmbeddedBroker, "release", is_down)
     waiting = sensor(filter=f"{__name__}.is_urgent")
     taken = waiting.execute({}) if event is None else waiting.execute_complete({}, event)
     assert taken["id"] == "b"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.port import Receipt
+from airflow_delay_provider.domain.arguments import OnConflict, compose_message
+from airflow_delay_provider.domain.exceptions import BrokerError
+from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.hooks.delay import DelayHook
+from airflow_delay_provider.hooks.task import ConfirmedStore, schedule_once
 from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 
@@ -73,6 +80,54 @@ def test_the_operator_counts_scheduled_messages_and_errors(
     with pytest.raises(AirflowFailException):
         ScheduleMessageOperator(task_id="bad", channel="not a channel").execute(context)
     assert received() == {"airflow.delay.errors:1|c"}
+
+
+def test_the_hook_counts_each_new_message_once(received: Callable[[], set[str]], broker: EmbeddedBroker) -> None:
+    """B38"""
+    hook = DelayHook()
+    later, now = hook.compose("invoices", 1, deliver_after=60), hook.compose("orders", 2)
+    hook.schedule([later, now])
+    assert received() == {"airflow.delay.scheduled:1|c"}
+    hook.schedule([later, now, hook.compose("invoices", 3), hook.compose("invoices", 4)])
+    assert received() == {"airflow.delay.scheduled:2|c"}
+    hook.schedule([later], on_conflict="replace")
+    assert received() == {"airflow.delay.scheduled:1|c"}
+    hook.close()
+
+
+class Forgetful(EmbeddedBroker):
+    """Knows no ids and confirms, as told, only some messages."""
+
+    knows_ids = False
+    unconfirmed: tuple[str, ...] = ()
+
+    def schedule(self, messages: Sequence[Message], *, on_conflict: OnConflict = OnConflict.KEEP) -> list[Receipt]:
+        if self.unconfirmed:
+            error = BrokerError("the connection is lost", unconfirmed=self.unconfirmed)
+            self.unconfirmed = ()
+            raise error
+        return super().schedule(messages, on_conflict=on_conflict)
+
+
+def test_messages_that_were_confirmed_before_an_error_are_counted_and_a_retry_counts_the_others(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+) -> None:
+    """B38"""
+    counted: list[tuple[str, float]] = []
+    monkeypatch.setattr(stats, "incr", lambda _name, count, *, tags: counted.append((tags["channel"], count)))
+    forgetful = Forgetful(broker.ledger, clock=broker.clock)
+    messages = [
+        compose_message(channel, "x", deliver_after=60, now=broker.clock.now()) for channel in ("a", "a", "b", "a")
+    ]
+    stored: dict[str, Any] = {}
+    store = SimpleNamespace(get=stored.get, set=stored.__setitem__)
+    forgetful.unconfirmed = (messages[1].id, messages[2].id)
+    ids = [message.id for message in messages]
+    with pytest.raises(BrokerError):
+        schedule_once(forgetful, messages, on_conflict=OnConflict.KEEP, confirmed=ConfirmedStore(store, ids))
+    assert counted == [("a", 2)]
+    schedule_once(forgetful, messages, on_conflict=OnConflict.KEEP, confirmed=ConfirmedStore(store, ids))
+    assert counted == [("a", 2), ("a", 1), ("b", 1)]
 
 
 def test_metrics_that_cannot_be_sent_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_selected_messages_are_dispatched_again(
 
 
 def test_an_id_that_is_not_dead_fails_the_task_or_is_ignored(dead: EmbeddedBroker) -> None:
-    """A12: what is dead is replayed all the same."""
+    """A12: dead messages are replayed nevertheless."""
     with pytest.raises(AirflowFailException, match=r"message 'waits' is no dead letter.*on_not_dead"):
         replay(message_ids=["a", "waits"])
     assert replay(message_ids=["b", "waits"], on_not_dead="ignore") == 1

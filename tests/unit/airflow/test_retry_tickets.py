@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from airflow.sdk.observability import stats
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.exceptions import ConfigurationError, LedgerError
@@ -55,7 +56,18 @@ def test_a_ticket_scheduled_again_changes_nothing(
     assert kept.deliver_at - ticket.deliver_at < timedelta(milliseconds=1)
 
 
-def test_a_ticket_that_cannot_be_stored_is_not_said_to_be(
+def test_a_ticket_counts_as_scheduled_once(
+    tickets: RetryTickets, ticket: Ticket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B38"""
+    counted: list[tuple[str, float, str]] = []
+    monkeypatch.setattr(stats, "incr", lambda name, count, *, tags: counted.append((name, count, tags["channel"])))
+    for _ in range(2):
+        tickets.schedule(replace(ticket, attempt=3))
+    assert counted == [("delay.scheduled", 1, DEFAULT_CHANNEL)]
+
+
+def test_a_ticket_that_cannot_be_stored_raises_an_error(
     tickets: RetryTickets, broker: EmbeddedBroker, ticket: Ticket
 ) -> None:
     with unreachable(file_of(broker)), pytest.raises(LedgerError):

@@ -123,11 +123,11 @@ def test_the_link_leads_to_the_first_message(
     broker: EmbeddedBroker, context: Any, ti: TaskInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule(context, payload="x", message_id="a/b c")
-    assert ti.pushed == {"delayed_message_link": "/delay/messages/a%2Fb%20c"}
+    assert ti.pushed == {"delayed_message_link": "/plugin/delayed-messages/messages/a%2Fb%20c"}
 
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
     schedule(context, payload="x", message_id="d")
-    assert ti.pushed == {"delayed_message_link": "https://airflow.example/team/delay/messages/d"}
+    assert ti.pushed == {"delayed_message_link": "https://airflow.example/team/plugin/delayed-messages/messages/d"}
 
 
 def test_the_link_of_a_task_that_ends_is_the_one_it_stored(
@@ -145,7 +145,7 @@ def test_the_link_of_a_task_that_ends_is_the_one_it_stored(
         refused.execute(context)
 
     ends = [link.get_link(each, ti_key=ti) for each in (operator, resumed, refused)]
-    assert ends == ["/delay/messages/a", "/delay/messages/a", ""]
+    assert ends == ["/plugin/delayed-messages/messages/a", "/plugin/delayed-messages/messages/a", ""]
 
 
 @pytest.mark.parametrize("native", [False, True])

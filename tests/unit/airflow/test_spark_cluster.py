@@ -63,7 +63,7 @@ def test_the_master_is_the_one_that_the_provider_submits_to(
     assert master_of(BaseHook.get_connection("cluster")) == hook._resolve_connection()["master"]
 
 
-def test_the_extra_tells_where_to_ask(define: Any) -> None:
+def test_the_extra_names_the_urls_of_the_cluster(define: Any) -> None:
     extra = {"rest-port": "6067", "rest-scheme": "https", "master-ui-port": 8080, "deploy-mode": "cluster"}
     conn_id = define({"conn_type": "spark", "host": "h", "port": 7077, "password": SECRET, "extra": extra})
     assert find_cluster(conn_id, check="my.check") == ClusterAddress(

@@ -1,4 +1,4 @@
-"""A group of Spark attempts, task by task: what each one does with what the one before tells it."""
+"""A group of Spark attempts, task by task: what each one does with the result of the one before."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_job_that_fails_twice_comes_back_by_its_tickets_and_succeeds(task: Tas
     assert task.program.submissions == 3
 
 
-def test_what_no_rule_knows_may_be_taken_for_permanent(task: Task) -> None:
+def test_unknown_failures_may_count_as_permanent(task: Task) -> None:
     task.program.plan(UNHEARD_OF)
     task.options["spark_retries"] = SparkRetries(unknown_as=Verdict.PERMANENT)
     with pytest.raises(AirflowFailException, match=r"attempt 1 \(unknown\)"):
@@ -235,15 +235,15 @@ def test_a_job_that_wants_resources_stops_at_its_own_budget(task: Task) -> None:
         task.resume()
 
 
-def test_a_broker_that_is_away_does_not_keep_a_used_up_job_alive(
+def test_a_job_whose_attempts_are_used_up_fails_even_if_the_broker_is_unreachable(
     task: Task, broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The dead letter cannot be sent, and the task fails all the same."""
+    """The dead letter cannot be sent, and the task still fails."""
     task.program.plan(REFUSED)
     task.options["spark_retries"] = SparkRetries(max_attempts=1)
     broker.check()
     operator = task.operator()
-    operator._wait_out_a_known_outage = lambda *_: None  # type: ignore[method-assign]  # the broker is away only later
+    operator._wait_out_a_known_outage = lambda *_: None  # type: ignore[method-assign]  # the broker is down only later
     with unreachable(Path(str(broker.ledger.url.database))), pytest.raises(AirflowFailException, match="used up"):
         operator.execute(task.context)
     assert "No dead letter was sent" in caplog.text
@@ -264,7 +264,7 @@ def test_a_broker_that_is_away_does_not_keep_a_used_up_job_alive(
 def test_a_ticket_that_does_not_come_fails_the_task(
     task: Task, broker: EmbeddedBroker, end: str, why: str, letters: int
 ) -> None:
-    """Who gives a task up knows of it; of any other end a dead letter tells."""
+    """A user who gives a task up knows it; any other end sends a dead letter."""
     task.program.plan(REFUSED)
     task.begin()
     with pytest.raises(AirflowFailException, match=f"attempt 1 .transient.: .*; not tried again: {why}"):
@@ -337,7 +337,7 @@ def test_a_ticket_that_could_not_be_stored_is_scheduled_by_the_next_try(task: Ta
     task.program.plan(REFUSED)
     broker.check()
     operator = task.operator()
-    operator._wait_out_a_known_outage = lambda *_: None  # type: ignore[method-assign]  # the broker is away only later
+    operator._wait_out_a_known_outage = lambda *_: None  # type: ignore[method-assign]  # the broker is down only later
     with unreachable(Path(str(broker.ledger.url.database))), pytest.raises(LedgerError):
         operator.execute(task.context)
     assert task.history.phase is Phase.WAITING

@@ -46,7 +46,7 @@ def traceback(last_line: str) -> list[str]:
     return ["Traceback (most recent call last):", '  File "/jobs/job.py", line 7, in <module>', "    run()", last_line]
 
 
-def test_what_will_fail_again_fails_at_once_with_the_reason() -> None:
+def test_permanent_failures_fail_at_once_with_the_reason() -> None:
     decision = decide(SparkRetryPolicy(), failed(*traceback(SYNTAX)))
     assert decision.action is RetryAction.FAIL
     assert decision.reason is not None
@@ -54,7 +54,7 @@ def test_what_will_fail_again_fails_at_once_with_the_reason() -> None:
     assert SYNTAX in decision.reason
 
 
-def test_what_may_pass_is_tried_again_after_a_growing_delay() -> None:
+def test_transient_failures_are_retried_after_a_growing_delay() -> None:
     policy = SparkRetryPolicy(random=lambda: 0.5)
     decisions = [decide(policy, failed(*traceback(REFUSED)), number) for number in (1, 2, 3, 4, 5, 6, 99)]
     assert {each.action for each in decisions} == {RetryAction.RETRY}
@@ -80,14 +80,14 @@ def test_the_backoff_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(("on_unknown", "action"), [("retry", RetryAction.RETRY), ("fail", RetryAction.FAIL)])
-def test_what_no_rule_knows_goes_by_the_default(on_unknown: str, action: RetryAction) -> None:
+def test_unknown_failures_follow_on_unknown(on_unknown: str, action: RetryAction) -> None:
     decision = decide(SparkRetryPolicy(on_unknown=on_unknown), failed("all was well"))
     assert decision.action is action
     assert decision.reason is not None
     assert decision.reason.startswith("unknown: ")
 
 
-def test_unknown_failures_are_retried_unless_told_otherwise() -> None:
+def test_unknown_failures_are_retried_by_default() -> None:
     assert decide(SparkRetryPolicy(), RuntimeError("what is this")).action is RetryAction.RETRY
 
 

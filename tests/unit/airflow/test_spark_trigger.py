@@ -252,7 +252,7 @@ async def test_a_trigger_that_is_restarted_in_mid_extension_goes_on_and_schedule
     await until(lambda: dispatch(HOUR) >= 0 and waiting.done())
     event = await finish(waiting)
 
-    # Each extension has one ticket, whoever asked for it.
+    # Each extension has one ticket, even after several requests.
     after = tickets_in(broker)
     assert event["outcome"] == "go"
     assert [each.extension for each in after] == list(range(len(after)))

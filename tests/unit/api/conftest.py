@@ -20,7 +20,7 @@ Become = Callable[[str], None]
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch, delay_connection: str) -> FastAPI:  # noqa: ARG001 - it configures the ledger
+def app(monkeypatch: pytest.MonkeyPatch, delay_connection: str) -> FastAPI:
     monkeypatch.setattr(_AuthManagerState, "instance", SelectiveAuthManager())
     # Teams, and the state of tasks, are in Airflow's database, which these tests do without.
     monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None)

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class CommandLine:
-    """Call it with the words after `airflow delay`."""
+    """Call it with the arguments after `airflow delay`."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture

@@ -242,7 +242,7 @@ def test_options_for_one_message_are_refused_with_a_file(delay: CommandLine, tmp
 
 
 def failing_from(monkeypatch: pytest.MonkeyPatch, *, call: int, error: BaseException) -> None:
-    """Let the broker fail from its ``call``-th chunk on, as it does when the database goes away."""
+    """Let the broker fail from its ``call``-th chunk on, as it does when the database goes down."""
     calls = 0
     schedule = EmbeddedBroker._schedule
 

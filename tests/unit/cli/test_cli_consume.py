@@ -160,7 +160,7 @@ def test_a_bad_channel_is_refused(delay: CommandLine) -> None:
 
 
 def test_a_command_that_cannot_be_started_leaves_the_message(one: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with this machine is no reason to give up a message."""
+    """A problem of this machine is no reason to dead-letter a message."""
 
     def no_memory(*args: Any, **options: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
@@ -173,7 +173,7 @@ def test_a_command_that_cannot_be_started_leaves_the_message(one: CommandLine, m
 
 
 def test_a_closed_pipe_leaves_the_message(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither taken nor given up: it is handed out again."""
+    """Neither acknowledged nor dead-lettered: it is delivered again."""
     with (tmp_path / "closed").open("w") as closed, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", _Pipe(closed))
         result = one("consume", "orders", "--visibility", "0")
@@ -201,13 +201,13 @@ def test_a_signal_ends_an_idle_consumer(delay: CommandLine, monkeypatch: pytest.
     look = Consumer.run_once
     looks: list[Consumed] = []
 
-    def look_and_be_told(self: Consumer, **options: Any) -> Consumed:
+    def run_and_signal(self: Consumer, **options: Any) -> Consumed:
         looks.append(look(self, **options))
         if len(looks) == 2:
             threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM)).start()
         return looks[-1]
 
-    monkeypatch.setattr(Consumer, "run_once", look_and_be_told)
+    monkeypatch.setattr(Consumer, "run_once", run_and_signal)
     result = delay("consume", "orders")
     assert (result.code, result.err) == (0, "handled 0, deferred 0, dead-lettered 0\n")
 

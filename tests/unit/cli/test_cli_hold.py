@@ -1,4 +1,4 @@
-"""`--hold`: who keeps the wait of messages of another broker."""
+"""`--hold`: who holds messages for another broker."""
 
 from __future__ import annotations
 

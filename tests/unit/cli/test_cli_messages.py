@@ -193,7 +193,7 @@ def test_status_of_an_empty_ledger_has_nothing_next(delay: CommandLine) -> None:
 
 
 def test_status_says_how_long_the_first_message_is_overdue(five: CommandLine) -> None:
-    """B41: what waits past its time shows that no dispatcher runs."""
+    """B41: overdue messages show that no dispatcher runs."""
     five.document("expedite", "m3")
     time.sleep(0.005)
     assert five.document("status")["overdue_seconds"] > 0

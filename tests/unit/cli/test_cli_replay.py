@@ -11,7 +11,7 @@ from tests.unit.cli.commandline import CommandLine
 
 @pytest.fixture
 def dead(delay: CommandLine) -> CommandLine:
-    """Three messages that a consumer has given up."""
+    """Three messages that a consumer has dead-lettered."""
     for name in ("m1", "m2", "m3"):
         delay.document("schedule", "orders", "--payload", name, "--id", name)
     assert delay("consume", "orders", "--exec", "false", "--limit", "3").code == 0

@@ -1,4 +1,4 @@
-"""`airflow delay retries`: looking at the tickets of Spark tasks, expediting them and giving them up."""
+"""`airflow delay retries`: list the tickets of Spark tasks, expedite them and give them up."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def dispatch(broker: EmbeddedBroker, item: Ticket) -> None:
     broker.ledger.transact(lambda connection: delivery.deliver_due(connection, now_ms=due_ms, limit=1))
 
 
-# -- looking -------------------------------------------------------------------------------------------------------
+# -- listing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_ticket_says_who_waits_for_which_attempt_and_why(delay: CommandLine, broker: EmbeddedBroker) -> None:
+def test_a_ticket_names_the_waiting_task_the_attempt_and_the_reason(delay: CommandLine, broker: EmbeddedBroker) -> None:
     waiting = ticket(map_index=7).extended(START, WaitsFor.CLUSTER)
     broker.schedule([waiting.as_message(DEFAULT_CHANNEL)])
     assert delay.document("retries") == {
@@ -198,7 +198,7 @@ def test_the_table_shows_how_often_a_ticket_was_extended(delay: CommandLine, bro
 
 @pytest.mark.usefixtures("delay", "tickets")
 def test_a_terminal_of_120_columns_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long cells go on in the next line; short ones and the words of the header are never broken."""
+    """Long cells continue in the next line; short ones and the words of the header are never broken."""
     reading, writing = os.openpty()
     args = parser().parse_args(["delay", "retries", "--limit", "1"])
     with os.fdopen(writing, "w") as terminal, monkeypatch.context() as patched:
@@ -260,7 +260,7 @@ def test_the_table_names_what_was_changed(delay: CommandLine, tickets: list[Tick
 def test_a_ticket_that_was_dispatched_is_too_late_to_be_given_up(
     delay: CommandLine, broker: EmbeddedBroker, tickets: list[Ticket]
 ) -> None:
-    """Code 1, and the others are given up all the same."""
+    """Code 1, and the others are still given up."""
     dispatch(broker, tickets[0])
     named = [tickets[0].id, tickets[1].id]
     result = delay("retries", *named, "--give-up", "--yes", "--output", "json")

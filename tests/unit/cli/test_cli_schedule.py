@@ -223,7 +223,7 @@ def test_a_password_is_never_printed(delay: CommandLine, monkeypatch: pytest.Mon
 def test_new_messages_are_counted_in_airflows_metrics(
     delay: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """B38, B65: by channel; what was kept is not new."""
+    """B38, B65: by channel; kept messages are not new."""
     counted: list[tuple[int, str | None]] = []
 
     def scheduled(self: object, count: int, *, channel: str | None = None) -> None:

@@ -71,7 +71,7 @@ class StubLadderDispatcher(LadderDispatcher):
 
 
 class Noted:
-    """An observer that keeps what it was told."""
+    """An observer that keeps its notifications."""
 
     def __init__(self) -> None:
         self.dispatches: list[tuple[dict[str, int], list[int]]] = []
@@ -130,7 +130,7 @@ def test_after_an_outage_the_ladder_dispatcher_keeps_what_it_has_learned(here: L
 
 
 @pytest.mark.parametrize("error", [BrokerError("denied", may_pass=False), RuntimeError("a defect")], ids=str)
-def test_after_any_other_error_both_clients_are_closed_and_opened_anew(here: Ledger, error: Exception) -> None:
+def test_after_any_other_error_both_clients_are_closed_and_opened_again(here: Ledger, error: Exception) -> None:
     """B36: a password may have been changed."""
     broken, good = LadderBroker(here, failure=error), LadderBroker(here)
     loop = loop_on(here, broken, good)

@@ -28,7 +28,7 @@ SECOND = timedelta(seconds=1)
 
 
 class Noted:
-    """An observer that keeps what it was told."""
+    """An observer that keeps its notifications."""
 
     def __init__(self) -> None:
         self.lateness_ms: list[int] = []
@@ -63,7 +63,7 @@ def schedule(context: Context, *delays: timedelta, channel: str = "c") -> list[s
     return [receipt.message_id for receipt in broker.schedule(messages)]
 
 
-def schedule_away(context: Context, *messages: Message) -> None:
+def schedule_elsewhere(context: Context, *messages: Message) -> None:
     now_ms = floor_ms(context.clock.now())
     context.ledger.transact(
         lambda connection: scheduling.insert(
@@ -163,7 +163,7 @@ def test_messages_for_another_broker_are_claimed_sent_and_marked(
     message = Message(
         channel="c", payload=b"p", deliver_at=clock.now() + SECOND, key="k", headers={"h": "v"}, priority=7
     )
-    schedule_away(context, message)
+    schedule_elsewhere(context, message)
     loop = DispatchToBrokers(context, "there", lambda _: elsewhere)
     assert loop.run_once() > 0
     clock.advance(SECOND)
@@ -184,7 +184,7 @@ def test_messages_that_the_other_broker_did_not_confirm_wait_again_and_the_confi
             raise BrokerError("gone", unconfirmed=[message.id for message in messages[1:]])
 
     elsewhere = HalfConfirming(Ledger("sqlite://"), clock=clock)
-    schedule_away(context, *(Message(id=name, channel="c", payload=b"", deliver_at=clock.now()) for name in "ab"))
+    schedule_elsewhere(context, *(Message(id=name, channel="c", payload=b"", deliver_at=clock.now()) for name in "ab"))
     loop = DispatchToBrokers(context, "there", lambda _: elsewhere)
     with pytest.raises(BrokerError, match="gone"):
         loop.run_once()
@@ -200,7 +200,7 @@ def test_an_error_that_names_no_ids_leaves_all_messages_waiting(context: Context
         def send(self, messages: Sequence[Message]) -> list[Receipt]:  # noqa: ARG002 - the port's signature
             raise BrokerError("unreachable")
 
-    schedule_away(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
+    schedule_elsewhere(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
     elsewhere = Unreachable(Ledger("sqlite://"), clock=clock)
     with pytest.raises(BrokerError):
         DispatchToBrokers(context, "there", lambda _: elsewhere).run_once()
@@ -212,7 +212,7 @@ def test_a_message_that_the_other_broker_refuses_for_good_is_dead_and_holds_up_n
 ) -> None:
     """A25"""
     elsewhere = EmbeddedBroker(Ledger("sqlite://"), clock=clock, limits=Limits(max_payload_bytes=3))
-    schedule_away(
+    schedule_elsewhere(
         context,
         Message(id="fits", channel="c", payload=b"abc", deliver_at=clock.now()),
         Message(id="too-large", channel="c", payload=b"abcd", deliver_at=clock.now()),
@@ -229,7 +229,7 @@ def test_claims_of_a_dead_dispatcher_are_rescued_when_their_time_is_over(
     context: Context, clock: SettableClock
 ) -> None:
     """B32, B37, B61"""
-    schedule_away(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
+    schedule_elsewhere(context, Message(channel="c", payload=b"", deliver_at=clock.now()))
     now_ms = context.now_ms()
     context.ledger.transact(
         lambda connection: delivery.claim_due(
@@ -237,13 +237,13 @@ def test_claims_of_a_dead_dispatcher_are_rescued_when_their_time_is_over(
         )
     )
     elsewhere = EmbeddedBroker(Ledger("sqlite://"), clock=clock)
-    rescue, away = RescueStale(context), DispatchToBrokers(context, "there", lambda _: elsewhere)
+    rescue, dispatch = RescueStale(context), DispatchToBrokers(context, "there", lambda _: elsewhere)
     assert rescue.run_once() == context.config.rescue_interval.total_seconds()
-    away.run_once()
+    dispatch.run_once()
     assert elsewhere.peek("c") == []
     clock.advance(timedelta(milliseconds=1001))
     rescue.run_once()
-    away.run_once()
+    dispatch.run_once()
     assert len(elsewhere.peek("c")) == 1
 
 
@@ -311,7 +311,7 @@ def missing(channel: str) -> Callable[[Message], Exception | None]:
 
 @pytest.fixture
 def quiet(ledger: Ledger, clock: SettableClock) -> Context:
-    """A dispatcher whose observers may be told of failures."""
+    """A dispatcher whose observers are notified of failures."""
     return Context(ledger=ledger, clock=clock, config=DispatcherConfig(batch=10))
 
 
@@ -320,7 +320,7 @@ def test_messages_for_a_missing_channel_wait_and_are_tried_one_at_a_time_beside_
 ) -> None:
     """A12, B36"""
     elsewhere = Choosy(clock, missing("gone"))
-    schedule_away(
+    schedule_elsewhere(
         quiet,
         *(Message(id=f"gone-{n}", channel="gone", payload=b"", deliver_at=clock.now()) for n in range(25)),
         *(Message(id=f"good-{n}", channel="good", payload=b"", deliver_at=clock.now() + SECOND) for n in range(25)),
@@ -347,16 +347,16 @@ def test_a_missing_channel_in_a_mixed_batch_holds_up_only_its_own_messages(
     """A12, B36"""
     elsewhere = Choosy(clock, missing("gone"))
     channels = ["a", "gone", "b", "gone", "a"]
-    schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in channels))
+    schedule_elsewhere(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in channels))
     loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     run_until_idle(loop)
     assert states(quiet) == {State.SCHEDULED: 2, State.DISPATCHED: 3}
     assert list(loop.troubles()) == ["gone"]
 
 
-def test_a_channel_that_no_message_waits_for_any_more_is_no_trouble(quiet: Context, clock: SettableClock) -> None:
+def test_a_channel_without_waiting_messages_is_no_longer_reported(quiet: Context, clock: SettableClock) -> None:
     elsewhere = Choosy(clock, missing("gone"))
-    schedule_away(quiet, Message(id="m", channel="gone", payload=b"", deliver_at=clock.now()))
+    schedule_elsewhere(quiet, Message(id="m", channel="gone", payload=b"", deliver_at=clock.now()))
     loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     run_until_idle(loop)
     assert list(loop.troubles()) == ["gone"]
@@ -369,7 +369,9 @@ def test_one_refused_message_of_many_is_found_with_few_calls(quiet: Context, clo
     """A25"""
     verdict = PayloadError("payload", "is too large", "send less")
     elsewhere = Choosy(clock, lambda message: verdict if message.id == "6" else None)
-    schedule_away(quiet, *(Message(id=str(n), channel="c", payload=b"", deliver_at=clock.now()) for n in range(10)))
+    schedule_elsewhere(
+        quiet, *(Message(id=str(n), channel="c", payload=b"", deliver_at=clock.now()) for n in range(10))
+    )
     DispatchToBrokers(quiet, "there", lambda _: elsewhere).run_once()
     assert states(quiet) == {State.DISPATCHED: 9, State.DEAD: 1}
     assert [each.message.id for each in elsewhere.receive("c", limit=10)] == [str(n) for n in range(10) if n != 6]
@@ -387,7 +389,9 @@ def test_a_broker_that_confirms_all_but_one_channel_is_there_for_the_others(
             raise BrokerError("no leader", unconfirmed=[each.id for each in messages if each.channel == "stuck"])
 
     elsewhere = Leaderless(Ledger("sqlite://"), clock=clock)
-    schedule_away(quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in ("a", "stuck", "b")))
+    schedule_elsewhere(
+        quiet, *(Message(channel=each, payload=b"", deliver_at=clock.now()) for each in ("a", "stuck", "b"))
+    )
     loop = DispatchToBrokers(quiet, "there", lambda _: elsewhere)
     loop.run_once()
     assert states(quiet) == {State.SCHEDULED: 1, State.DISPATCHED: 2}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from airflow_delay_provider.brokers.ledger import listing, projection
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
-from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.brokers.ledger.tables import journal_position
+from airflow_delay_provider.brokers.port import Broker, LadderDispatcher, NeedsDispatcher
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
-from airflow_delay_provider.dispatcher.project_journal import PAGE, ProjectJournal
+from airflow_delay_provider.dispatcher.project_journal import MEASURED, PAGE, ProjectJournal
 from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import BrokerError
@@ -46,7 +48,7 @@ def there(tmp_path: Path, clock: SettableClock) -> Iterator[EmbeddedBroker]:
 
 
 def dispatch(broker: EmbeddedBroker) -> None:
-    """Let what is due there be dispatched."""
+    """Dispatch due messages there."""
     loop = DispatchEmbedded(Context(ledger=broker.ledger, clock=broker.clock, config=DispatcherConfig()))
     while loop.run_once() == 0.0:
         pass
@@ -64,7 +66,7 @@ def states(ledger: Ledger) -> dict[State, int]:
 
 
 def lives(ledger: Ledger) -> dict[str, object]:
-    """What is known of each message, its history included."""
+    """The record of each message, its history included."""
     with ledger.read() as connection:
         return {
             record.message.id: (
@@ -118,6 +120,63 @@ def test_everything_that_happens_there_is_known_here(
     with context.ledger.read() as connection:
         for message in (now, soon, late, gone):
             assert listing.get(connection, message.id).destination == "there"
+
+
+class Measured:
+    """An observer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.dispatched_by: list[tuple[dict[str, int], list[int]]] = []
+
+    def dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
+        self.dispatched_by.append((dict(by_channel), list(lateness_ms)))
+
+    def failed(self, loop: str) -> None:
+        raise AssertionError(loop)
+
+
+def test_what_the_broker_dispatched_itself_is_measured_once(
+    ledger: Ledger, there: EmbeddedBroker, clock: SettableClock
+) -> None:
+    """B39, B41: also if the journal is read again."""
+    measured = Measured()
+    context = Context(ledger=ledger, clock=clock, config=DispatcherConfig(), observers=[measured])
+    schedule(there, SECOND, 2 * SECOND, 60 * SECOND)
+    clock.advance(3 * SECOND)
+    dispatch(there)
+    loop_on(context, there).run_once()
+    assert measured.dispatched_by == [({"c": 2}, [2000, 1000])]
+    ledger.transact(lambda connection: connection.execute(delete(journal_position)))
+    loop_on(context, there).run_once()
+    assert len(measured.dispatched_by) == 1
+
+
+def test_old_entries_of_a_journal_are_listed_and_not_measured(
+    ledger: Ledger, there: EmbeddedBroker, clock: SettableClock
+) -> None:
+    measured = Measured()
+    context = Context(ledger=ledger, clock=clock, config=DispatcherConfig(), observers=[measured])
+    schedule(there, timedelta(0))
+    clock.advance(MEASURED + SECOND)
+    schedule(there, timedelta(0))
+    loop_on(context, there).run_once()
+    assert states(ledger) == {State.DISPATCHED: 2}
+    assert measured.dispatched_by == [({"c": 1}, [0])]
+
+
+def test_a_ladder_that_a_dispatcher_serves_is_measured_by_that_dispatcher(
+    ledger: Ledger, there: EmbeddedBroker, clock: SettableClock
+) -> None:
+    class Ladder(EmbeddedBroker, NeedsDispatcher):
+        def open_ladder_dispatcher(self, **_: object) -> LadderDispatcher:
+            raise NotImplementedError
+
+    measured = Measured()
+    context = Context(ledger=ledger, clock=clock, config=DispatcherConfig(), observers=[measured])
+    schedule(there, timedelta(0))
+    loop_on(context, Ladder(there.ledger, clock=clock)).run_once()
+    assert states(ledger) == {State.DISPATCHED: 1}
+    assert measured.dispatched_by == []
 
 
 def test_a_long_journal_is_followed_page_by_page_and_by_the_next_dispatcher(
@@ -191,7 +250,7 @@ def test_a_ledger_that_failed_is_read_on_from_the_same_place(
     assert lives(context.ledger) == lives(there.ledger)
 
 
-def test_a_dispatcher_follows_the_connections_it_is_told_to_and_one_that_is_down_holds_up_nothing(
+def test_a_dispatcher_follows_the_given_connections_and_one_that_is_down_blocks_no_other(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     """A44, B36"""

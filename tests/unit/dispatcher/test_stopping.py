@@ -1,4 +1,4 @@
-"""A dispatcher ends when it is told to, whatever its loops and brokers do at that moment."""
+"""A dispatcher stops when asked, in any state of its loops and brokers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_loops_together_get_the_time_to_end_and_not_each(sqlite_url: str, mo
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.timeout(60)
 def test_a_signal_that_interrupts_it_at_any_moment_ends_it(sqlite_url: str, number: signal.Signals) -> None:
-    """B23: also while the thread that handles signals holds what others wait for."""
+    """B23: also while the thread that handles signals holds a lock that others wait for."""
 
     class Interrupted(Dispatcher):
         def start(self) -> None:
@@ -73,7 +73,7 @@ def test_a_signal_that_interrupts_it_at_any_moment_ends_it(sqlite_url: str, numb
     assert Interrupted(Ledger(sqlite_url), open_broker=refuse, config=CONFIG).run_until_signalled()
 
 
-def test_a_broker_that_does_not_close_cleanly_keeps_nobody_from_ending(sqlite_url: str) -> None:
+def test_a_broker_that_does_not_close_cleanly_does_not_keep_the_dispatcher_from_ending(sqlite_url: str) -> None:
     """B36"""
     closed: list[EmbeddedBroker] = []
 

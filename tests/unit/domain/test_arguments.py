@@ -150,7 +150,7 @@ def test_each_refusal_names_its_field_and_a_remedy(field: str, arguments: dict[s
     assert len(remedy) > 5
 
 
-def test_what_is_given_arrives_in_the_message():
+def test_given_values_arrive_in_the_message():
     """B7, B31"""
     message = compose_message(
         "orders",

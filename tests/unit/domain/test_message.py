@@ -75,7 +75,9 @@ REFUSED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("argument", "field", "value"), REFUSED)
-def test_what_no_broker_could_deliver_is_refused_with_the_field_and_a_remedy(argument: str, field: str, value: Any):
+def test_messages_that_no_broker_could_deliver_are_refused_with_the_field_and_a_remedy(
+    argument: str, field: str, value: Any
+):
     """A30, B45"""
     with pytest.raises(InvalidMessageError) as refused:
         message(**{argument: value})
@@ -93,7 +95,7 @@ def test_a_requeued_message_differs_in_its_due_time_and_its_count_only():
     assert again.requeued(DUE).handled_count == 2
 
 
-def test_a_message_that_was_given_up_starts_again_with_a_count_of_none():
+def test_a_replayed_message_starts_again_with_a_handled_count_of_zero():
     """A23, A25"""
     first = message(handled_count=5)
     again = first.replayed(DUE + timedelta(hours=1))
@@ -161,5 +163,5 @@ def test_a_payload_that_cannot_be_written_is_refused(value: Any):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain; charset=utf-8"])
-def test_bytes_that_are_not_what_their_content_type_says_stay_bytes(content_type: str):
+def test_bytes_that_do_not_match_their_content_type_stay_bytes(content_type: str):
     assert decode_payload(b"\xff{", content_type) == b"\xff{"

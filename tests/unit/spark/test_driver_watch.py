@@ -85,9 +85,9 @@ def test_the_master_that_knows_the_driver_names_the_worker_that_has_its_log() ->
 @pytest.mark.parametrize(
     "found",
     [503, b"<html>another program</html>", [], {"status": "ok"}, master("http://127.0.0.1:9"), master("", "None")],
-    ids=["an error", "a page", "a list", "another object", "a worker that is gone", "a driver that nobody took"],
+    ids=["an error", "a page", "a list", "another object", "a worker that is gone", "a driver without a worker"],
 )
-def test_whatever_is_found_in_the_place_of_a_master_is_no_error(found: Any) -> None:
+def test_an_unexpected_answer_in_place_of_a_master_is_no_error(found: Any) -> None:
     with answering({"/json/": found}) as server:
         assert list(DriverLog([f"http://{server}"], DRIVER).new_lines()) == []
 

@@ -80,7 +80,7 @@ def test_states_of_drivers_and_pods_are_read(text: str, expected: dict[str, obje
     assert seen == nothing | expected
 
 
-def test_the_chain_is_told_with_its_root_last() -> None:
+def test_the_chain_of_causes_ends_with_its_root() -> None:
     error = RuntimeError("Giving up")
     error.__cause__ = ConnectionError("refused")
     assert evidence_of(error).exception == "RuntimeError: Giving up\nCaused by: ConnectionError: refused"

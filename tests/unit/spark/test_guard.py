@@ -1,4 +1,4 @@
-"""The guard of a command: whoever is killed, nothing is left running."""
+"""The guard of a command: after any kill, nothing is left running."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     process = start(*command)
     try:
         assert process.stdout is not None
-        told = process.stdout.read()
-        return subprocess.CompletedProcess(command, process.wait(60), told)
+        output = process.stdout.read()
+        return subprocess.CompletedProcess(command, process.wait(60), output)
     finally:
         process.communicate()
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A number of seconds by which the processes of one test are told from all others."""
+    """A number of seconds by which the processes of one test are distinguished from all others."""
     chosen = f"{600 + time.time_ns() % 10**9 / 10**9:.9f}"
     yield chosen
     for process in marked(chosen):
@@ -93,7 +93,7 @@ def test_the_output_of_the_command_is_passed_on() -> None:
     assert run("sh", "-c", "echo out; echo err >&2; cat").stdout == "out\nerr\n"
 
 
-def test_a_command_that_is_not_there_is_said_so() -> None:
+def test_a_missing_command_is_reported() -> None:
     done = run("no-such-spark-submit")
     assert done.returncode == guard.NOT_STARTED
     assert done.stdout == "no-such-spark-submit: No such file or directory\n"

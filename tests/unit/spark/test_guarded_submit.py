@@ -111,7 +111,7 @@ def test_output_that_is_no_text_does_not_fail_the_task(make_hook: MakeHook) -> N
     make_hook(r"printf 'caf\351\n'").submit("job.py")
 
 
-def test_what_spark_submit_leaves_running_does_not_hold_up_the_task(make_hook: MakeHook, mark: str) -> None:
+def test_processes_that_spark_submit_leaves_running_do_not_block_the_task(make_hook: MakeHook, mark: str) -> None:
     hook = make_hook(f"setsid tail -f /dev/null {mark} & exit 0")
     hook.submit("job.py")
     assert hook.exit_code is None
@@ -198,7 +198,7 @@ def test_a_job_that_no_executor_accepts_is_stopped_by_the_watchdog(make_hook: Ma
 
 
 def test_a_task_whose_supervisor_was_killed_ends_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow runs such a task again, while the old one would go on."""
+    """Airflow runs such a task again, while the old one would continue."""
     mark = uuid4().hex
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_TEST", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     binary = program(tmp_path, mark, f"tail -f /dev/null {mark}")
@@ -229,9 +229,7 @@ def test_a_task_whose_supervisor_was_killed_ends_its_job(tmp_path: Path, monkeyp
         ("Driver driver-20261117124933-0000 exited with status FAILED", False),
     ],
 )
-def test_a_job_that_the_cluster_does_not_know_is_told_from_one_that_it_cannot_speak_of(
-    text: str, unknown: bool
-) -> None:
+def test_a_job_that_the_cluster_does_not_know_is_distinguished_from_other_errors(text: str, unknown: bool) -> None:
     assert is_unknown_job(RuntimeError(text)) is unknown
 
 

@@ -49,13 +49,13 @@ def port_of(host_port: str) -> int:
         ("local-cluster[2,1,1024]", "local", "local"),
     ],
 )
-def test_a_master_has_one_name_whoever_writes_it(master: str, kind: str, name: str) -> None:
+def test_different_spellings_of_a_master_have_one_name(master: str, kind: str, name: str) -> None:
     address = parse_address(master, conn_id="nightly")
     assert (address.kind, address.name) == (kind, name)
     assert "secret" not in repr(address)
 
 
-def test_it_is_known_where_to_ask_only_as_far_as_the_connection_tells() -> None:
+def test_urls_of_a_cluster_are_known_only_if_the_connection_names_their_ports() -> None:
     hints = Hints(master_ui_port=8080, rest_scheme="https", rest_port=6066)
     assert parse_address("spark://b:7077,a:7077", hints=hints) == ClusterAddress(
         kind=ClusterKind.STANDALONE,
@@ -247,8 +247,8 @@ def test_a_server_that_never_answers_is_down_in_time() -> None:
         address = parse_address(f"k8s://http://{server}")
         started = time.monotonic()
         found = check_cluster(address, timeout=timedelta(seconds=1))
-    told, time_is_up = f"http://{server} cannot be reached: timed out", f"{address.name} did not respond within 1 s"
-    assert found in (ClusterHealth(False, told), ClusterHealth(False, time_is_up))
+    reported, time_is_up = f"http://{server} cannot be reached: timed out", f"{address.name} did not respond within 1 s"
+    assert found in (ClusterHealth(False, reported), ClusterHealth(False, time_is_up))
     assert time.monotonic() - started < 20
 
 
@@ -268,7 +268,7 @@ def is_broken(conn_id: str) -> bool:
 
 
 def says_nothing(conn_id: str) -> None:
-    """Somebody forgot to return."""
+    """A function without a return statement."""
 
 
 not_a_function = 1

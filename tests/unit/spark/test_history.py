@@ -92,7 +92,7 @@ def test_a_history_survives_being_stored(history: History):
 
 
 @given(history=HISTORIES)
-def test_what_is_stored_is_nothing_but_plain_json(history: History):
+def test_only_plain_json_is_stored(history: History):
     assert all(type(each) in (str, int, type(None)) for each in leaves(history.as_json()))
 
 

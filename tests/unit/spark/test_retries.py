@@ -85,12 +85,12 @@ def test_failures_of_the_application_do_not_eat_the_budget_of_the_cluster():
     assert decide_after(T, T, I, I, max_attempts=3, max_infrastructure_failures=1).delay is None
 
 
-def test_a_permanent_failure_is_not_tried_again_whatever_is_left():
+def test_a_permanent_failure_is_not_retried_even_with_budget_left():
     assert decide_after(P) == Decision(delay=None, reason="it would fail again")
 
 
 @pytest.mark.parametrize("taken_for", [T, I, R, P])
-def test_what_no_rule_knows_is_taken_for_what_the_policy_says(taken_for: Verdict):
+def test_unknown_failures_count_as_the_policy_says(taken_for: Verdict):
     settings = {"max_attempts": 4, "max_resource_failures": 1, "max_infrastructure_failures": 2}
     unknown = submissions([U] * 60, SparkRetries(unknown_as=taken_for, **settings))
     assert unknown == submissions([taken_for] * 60, SparkRetries(**settings))

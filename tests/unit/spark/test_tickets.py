@@ -26,7 +26,7 @@ TICKET = Ticket(
 )
 
 
-def test_the_same_wait_has_the_same_id_whenever_it_is_due_and_whatever_is_said():
+def test_the_same_wait_has_the_same_id_for_any_due_time_and_reason():
     again = replace(TICKET, deliver_at=BEGAN + 9 * MINUTE, reason="said otherwise", waits_for=WaitsFor.CLUSTER)
     assert again.id == TICKET.id
 
@@ -65,7 +65,7 @@ def test_a_ticket_read_back_is_due_when_its_message_is():
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b"3", b"null", b"{}", b'{"origin": 1}', b'{"origin": {}}'])
-def test_a_message_of_somebody_else_is_no_ticket(payload: bytes):
+def test_a_message_of_another_program_is_no_ticket(payload: bytes):
     assert Ticket.from_message(Message(channel=DEFAULT_CHANNEL, payload=payload, deliver_at=BEGAN)) is None
 
 
@@ -97,7 +97,7 @@ def test_a_ticket_survives_being_stored(ticket: Ticket):
     assert stored.id == ticket.id
 
 
-def test_what_is_stored_is_nothing_but_plain_json():
+def test_only_plain_json_is_stored():
     stored: dict[str, Any] = TICKET.as_json()
     origin = stored.pop("origin")
     assert all(type(each) in (str, int) for each in [*stored.values(), *origin.values()])

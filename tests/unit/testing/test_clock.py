@@ -9,7 +9,7 @@ from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.testing.clock import START, SettableClock
 
 
-def test_time_stands_still_until_it_is_told():
+def test_time_stands_still_until_it_is_advanced():
     """A26"""
     clock = SettableClock()
     assert clock.now() == clock.now() == START

@@ -39,14 +39,14 @@ def test_messages_are_dispatched_in_order_and_exactly_when_they_are_due(delay_ki
     assert delay_kit.record(ids[3]).state is State.SCHEDULED
 
 
-def test_without_an_advance_only_what_is_due_is_dispatched(delay_kit: DelayTestKit):
+def test_without_an_advance_only_due_messages_are_dispatched(delay_kit: DelayTestKit):
     delay_kit.schedule("c", deliver_after=1)
     assert delay_kit.dispatch() == 0
     delay_kit.clock.advance(timedelta(seconds=2))
     assert delay_kit.dispatch() == 1
 
 
-def test_looking_leaves_messages_and_consuming_takes_them(delay_kit: DelayTestKit):
+def test_peeking_leaves_messages_and_consuming_takes_them(delay_kit: DelayTestKit):
     """A1, A23, A40"""
     delay_kit.schedule("c", "first")
 

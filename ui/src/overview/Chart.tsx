@@ -4,7 +4,8 @@ import {
   BarElement,
   CategoryScale,
   Chart as ChartJs,
-  type ChartConfiguration,
+  type ChartData,
+  type ChartOptions,
   Legend,
   LinearScale,
   LineController,
@@ -55,7 +56,7 @@ export function Chart({ kind, description, times, lines, format = (value) => val
     if (canvas.current === null) {
       return;
     }
-    chart.current = new ChartJs(canvas.current, emptyChart(kind));
+    chart.current = new ChartJs(canvas.current, { type: kind, data: { datasets: [] } });
     return () => {
       chart.current?.destroy();
       chart.current = null;
@@ -64,7 +65,11 @@ export function Chart({ kind, description, times, lines, format = (value) => val
 
   useEffect(() => {
     if (chart.current !== null) {
-      fill(chart.current, times, lines, format);
+      const zone = viewerZone();
+      const moments = times.map((at) => formatInZone(new Date(at), zone));
+      const isLong = Date.parse(times.at(-1) ?? "") - Date.parse(times[0] ?? "") > 2 * 86_400_000;
+      chart.current.options = optionsOf(moments, lines, format);
+      chart.current.data = dataOf(moments, lines, isLong);
       chart.current.update();
     }
   });
@@ -76,31 +81,37 @@ export function Chart({ kind, description, times, lines, format = (value) => val
   );
 }
 
-function emptyChart(kind: "bar" | "line"): ChartConfiguration {
+function optionsOf(moments: string[], lines: Line[], format: (value: number) => string): ChartOptions {
   const text = colourOf("fg.muted");
   const grid = { color: colourOf("border") };
   return {
-    type: kind,
-    data: { labels: [], datasets: [] },
-    options: {
-      // Nothing moves, so a reader's wish for less motion is always met.
-      animation: false,
-      maintainAspectRatio: false,
-      interaction: { mode: "index", intersect: false },
-      scales: {
-        x: { grid: { display: false }, ticks: { color: text, maxRotation: 0, autoSkipPadding: 16 } },
-        y: { beginAtZero: true, border: { display: false }, grid, ticks: { color: text, maxTicksLimit: 6 } },
+    // Nothing moves, so a viewer's wish for less motion is always met.
+    animation: false,
+    maintainAspectRatio: false,
+    interaction: { mode: "index", intersect: false },
+    scales: {
+      x: { grid: { display: false }, ticks: { color: text, maxRotation: 0, autoSkipPadding: 16 } },
+      y: {
+        beginAtZero: true,
+        border: { display: false },
+        grid,
+        ticks: { color: text, maxTicksLimit: 6, callback: (value) => format(Number(value)) },
       },
-      plugins: { legend: { labels: { boxHeight: 8, boxWidth: 8, color: text } } },
+    },
+    plugins: {
+      legend: { display: lines.length > 1, labels: { boxHeight: 8, boxWidth: 8, color: text } },
+      tooltip: {
+        callbacks: {
+          title: ([item]) => moments[item?.dataIndex ?? 0],
+          label: ({ dataset, parsed }) => `${dataset.label ?? ""}: ${format(parsed.y ?? 0)}`,
+        },
+      },
     },
   };
 }
 
-function fill(chart: ChartJs, times: string[], lines: Line[], format: (value: number) => string): void {
-  const zone = viewerZone();
-  const moments = times.map((at) => formatInZone(new Date(at), zone));
-  const isLong = Date.parse(times.at(-1) ?? "") - Date.parse(times[0] ?? "") > 2 * 86_400_000;
-  chart.data = {
+function dataOf(moments: string[], lines: Line[], isLong: boolean): ChartData {
+  return {
     labels: moments.map((moment) => (isLong ? moment.slice(5, 10) : moment.slice(11, 16))),
     datasets: lines.map(({ label, colour, values }) => ({
       label,
@@ -114,15 +125,4 @@ function fill(chart: ChartJs, times: string[], lines: Line[], format: (value: nu
       spanGaps: true,
     })),
   };
-  const { scales, plugins } = chart.options;
-  if (scales?.y?.ticks !== undefined && plugins !== undefined) {
-    scales.y.ticks.callback = (value) => format(Number(value));
-    plugins.legend = { ...plugins.legend, display: lines.length > 1 };
-    plugins.tooltip = {
-      callbacks: {
-        title: ([item]) => moments[item?.dataIndex ?? 0],
-        label: ({ dataset, parsed }) => `${dataset.label ?? ""}: ${format(parsed.y ?? 0)}`,
-      },
-    };
-  }
 }

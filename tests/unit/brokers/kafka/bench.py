@@ -1,4 +1,4 @@
-"""A partition on a simulated Kafka that is worked on without delay, and what came of it."""
+"""A partition on a simulated Kafka that is processed without delay, and the results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Bench:
         self.work()
 
     def set_clock(self, now_ms: int) -> None:
-        """Let time pass while nobody works."""
+        """Let time pass while no dispatcher works."""
         self.now_ms, self.kafka.now_ms = now_ms, now_ms + self.skew_ms
 
     def restart(self) -> None:
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def recorded(self) -> list[tuple[str, Change]]:
-        """What the journal tells."""
+        """The entries of the journal."""
         return [(each.message_id.decode(), each.change) for each in self.kafka.journal if each.change is not None]
 
     @property

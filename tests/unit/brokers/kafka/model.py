@@ -27,7 +27,7 @@ MISSING = "missing"
 
 @dataclass(slots=True)
 class Log:
-    """One partition: records in the order of their offsets, with gaps that nobody can tell from records done."""
+    """One partition: records in the order of their offsets, with gaps that look like finished records."""
 
     records: list[Record] = field(default_factory=list)
     start: int = 0
@@ -85,7 +85,7 @@ class SimulatedKafka:
         self.generation = 0
 
     def progress(self, topic: str) -> Progress:
-        """Return what is committed of a topic, as whoever begins to read it sees it."""
+        """Return the committed progress of a topic, as a new reader sees it."""
         return Progress(*self.committed.get(topic, (self.logs[topic].start, "")))
 
     def waiting(self) -> Iterator[tuple[str, Record]]:
@@ -96,7 +96,7 @@ class SimulatedKafka:
                 yield from ((topic, each) for each in log.read(progress.low) if progress.is_waiting(each.offset))
 
     def trim(self) -> None:
-        """Remove what lies before the committed offsets."""
+        """Remove records before the committed offsets."""
         for topic, (offset, _) in self.committed.items():
             self.logs[topic].trim(offset)
 
@@ -213,7 +213,7 @@ class Dispatcher:
         )
 
     def commit(self) -> bool:
-        """End the transaction and begin another; one who has lost the partition is refused."""
+        """End the transaction and begin another; a member that has lost the partition is refused."""
         transaction, self._transaction = self._transaction, Transaction(self._kafka)
         if self.generation != self._kafka.generation:
             transaction.abort()
@@ -223,7 +223,7 @@ class Dispatcher:
         return True
 
     def roll_back(self) -> None:
-        """Abort the transaction, and go on from the last commit with what is in memory."""
+        """Abort the transaction, and continue from the last commit with the records in memory."""
         transaction, self._transaction = self._transaction, Transaction(self._kafka)
         transaction.abort()
         self.partition.roll_back()

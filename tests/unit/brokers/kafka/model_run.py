@@ -91,7 +91,7 @@ class RandomRun:
         self.sent.append(Sent(message.id, message.channel, message.payload, self.now_ms, due_ms))
 
     def schedule_plainly(self) -> None:
-        """Schedule as anybody can."""
+        """Schedule like a plain producer."""
         random, message = self.random, self._message(0)
         headers = [(protocol.CHANNEL, message.channel.encode())]
         delay_ms, stamp_ms = self._delay(), self.kafka.now_ms
@@ -110,7 +110,7 @@ class RandomRun:
         self.sent.append(Sent(message_id, message.channel, message.payload, self.now_ms, due_ms))
 
     def write_nonsense(self) -> None:
-        """Write what nobody can deliver."""
+        """Write a record that cannot be delivered."""
         token = b"nonsense %d" % len(self.bad)
         key, value, headers = self.random.choice(
             [
@@ -137,7 +137,7 @@ class RandomRun:
                 self._found.append((position, message_id, value))
 
     def command(self) -> None:
-        """Call back some of what was found."""
+        """Recall some of the found messages."""
         random, found = self.random, self._found
         while found and random.random() < 0.7:
             position, message_id, value = found.pop(random.randrange(len(found)))
@@ -194,7 +194,7 @@ class RandomRun:
         self.commit()
 
     def crash(self) -> None:
-        """Lose everything in memory; another one begins with what is committed."""
+        """Lose everything in memory; another dispatcher begins with the committed progress."""
         self.dispatcher.crash()
         self.dispatcher = self._start()
 
@@ -220,7 +220,7 @@ class RandomRun:
         self.dispatcher = self._start()
 
     def haunt(self) -> None:
-        """Let those who lost the partition go on until a commit is refused."""
+        """Let members that lost the partition continue until a commit is refused."""
         for zombie in self.zombies:
             zombie.fetch_all()
             zombie.advance(self.now_ms)
@@ -243,7 +243,7 @@ class RandomRun:
             self._pass(max(0, ready_ms - self.now_ms + self.random.choice((0, 0, 1, 100))))
 
     def suffer_an_outage(self) -> None:
-        """Let a long time pass in which nobody works."""
+        """Let a long time pass in which no dispatcher works."""
         self._pass(self.random.randrange(self.random.choice((60_000, DAY_MS))))
 
     # -- pieces --------------------------------------------------------------------------------------------------

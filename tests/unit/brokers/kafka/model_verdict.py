@@ -23,7 +23,7 @@ class Fate:
 
     @property
     def changes(self) -> list[Change | None]:
-        """What the journal tells."""
+        """The entries of the journal."""
         return [encoded.change for encoded in self.recorded]
 
 
@@ -106,7 +106,7 @@ def _of_a_message(run: RandomRun, sent: Sent, fate: Fate) -> Iterator[str]:
     end = [] if is_cancelled else [Change.DISPATCHED if is_delivered else Change.DEAD_LETTERED]
     start = [] if _is_called_back_unread(run, fate) else [Change.SCHEDULED]
     if fate.changes != [*start, *changes, *end]:
-        yield "the journal tells another story"
+        yield "the journal disagrees"
     rests = run.kafka.rests[sent.message_id.encode()]
     waits_ms = [sent.due_ms - sent.sent_ms, *(each.deliver_at_ms - run.written_ms[each.id] for each in fate.accepted)]
     if rests > sum(most_rests(run, wait_ms) for wait_ms in waits_ms):
@@ -114,7 +114,7 @@ def _of_a_message(run: RandomRun, sent: Sent, fate: Fate) -> Iterator[str]:
 
 
 def _is_called_back_unread(run: RandomRun, fate: Fate) -> bool:
-    """Whether it never began to wait; then the first that is told of it brings it along, unless it was cancelled."""
+    """Whether it never began to wait; then its first entry carries it, unless it was cancelled."""
     if not fate.accepted or not fate.recorded or fate.accepted[0].position.topic != run.kafka.topology.inbox:
         return False
     first = fate.recorded[0]

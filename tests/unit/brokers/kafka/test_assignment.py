@@ -1,4 +1,4 @@
-"""Records that are done with are removed as a favour: nobody waits long for it."""
+"""Finished records are removed on a best-effort basis: no step waits long for it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from airflow_delay_provider.domain.message import Message
 
 
 class Broker:
-    """What the watch has seen, and a trial that answers when it is told to."""
+    """The descriptions of channels, and a trial that answers on request."""
 
     def __init__(self, **facts: Any) -> None:
         self.channels = {"orders": ChannelDescription(**facts)}
@@ -56,7 +56,7 @@ def envelope(payload: bytes = b"x") -> wire.Envelope:
     return wire.Envelope(wire.encode_key(0, "m"), wire.encode_envelope(message, now_ms=0))
 
 
-def test_what_the_settings_tell_is_not_tried() -> None:
+def test_messages_that_the_settings_rule_out_are_not_tried() -> None:
     """A trial for each of many such messages would take longer than they take to come."""
     broker = Broker(max_message_bytes=1_000)
     known = channels_of(broker)
@@ -65,7 +65,7 @@ def test_what_the_settings_tell_is_not_tried() -> None:
     assert broker.asked == []
 
 
-def test_what_is_compressed_may_be_small_enough_and_is_tried() -> None:
+def test_compressed_messages_may_be_small_enough_and_are_tried() -> None:
     broker = Broker(max_message_bytes=1_000)
     known = channels_of(broker, compresses=True)
     assert known.check(position(1), envelope(bytes(5_000))).status is ChannelStatus.UNKNOWN
@@ -90,7 +90,7 @@ def test_a_channel_that_takes_only_what_is_made_in_no_time_takes_nothing(
 
 
 def test_no_more_is_tried_than_gets_its_answer_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others wait for their turn; a question whose message has left meanwhile would hold up those behind it."""
+    """Others wait for their turn; a trial whose message has left meanwhile would delay those behind it."""
     monkeypatch.setattr(module, "MOST_ASKED", 3)
     broker = Broker()
     known = channels_of(broker)
@@ -105,7 +105,7 @@ def test_no_more_is_tried_than_gets_its_answer_soon(monkeypatch: pytest.MonkeyPa
     assert broker.asked[3:] == [position(7)]
 
 
-def test_answers_that_nobody_needs_any_more_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_trial_results_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY_RESULTS", 10)
     broker = Broker()
     known = channels_of(broker)

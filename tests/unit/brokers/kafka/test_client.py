@@ -71,12 +71,12 @@ def link_to(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> KafkaClients:
 
 
 @pytest.mark.parametrize("code", PASSING)
-def test_what_may_pass_is_asked_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_errors_are_retried(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code, code)
     assert link_to(asked, monkeypatch).ask(lambda: asked.answer("here"), "looking") == "here"
 
 
-def test_what_will_not_pass_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lasting_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._TRANSPORT)
     with pytest.raises(BrokerError, match="looking: user without a login lacks a permission"):
         link_to(asked, monkeypatch).ask(asked.answer, "looking")
@@ -101,7 +101,7 @@ def test_a_topic_that_may_not_be_created_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_client_that_has_reached_no_node_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D12: the library may have forgotten all nodes, and then goes on so for ever."""
+    """D12: the library may have forgotten all nodes, and then never finds them again."""
     monkeypatch.setattr("airflow_delay_provider.brokers.kafka.client.ASK_SECONDS", 0.0)
     asked = Asked(KafkaError._TRANSPORT)
     clients = link_to(asked, monkeypatch)

@@ -145,7 +145,7 @@ def test_files_for_tls_switch_it_on(name: str) -> None:
     assert config({name: "/file.pem"}, login="me").client["security.protocol"] == "SASL_SSL"
 
 
-def test_without_a_login_nothing_is_said_of_security() -> None:
+def test_without_a_login_no_security_setting_is_added() -> None:
     given = config({"sasl.username": "in-extra"})
     assert given.client.keys() == {"bootstrap.servers", "sasl.username"}
     assert (given.user, config().user) == ("in-extra", "without a login")

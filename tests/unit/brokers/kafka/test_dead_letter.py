@@ -44,7 +44,7 @@ def test_a_dead_letter_holds_all_that_a_replay_needs() -> None:
         Record(17, 0, b"k", b"value", [("a", b"b"), ("a", b"c")]),
     ],
 )
-def test_what_is_no_message_is_kept_as_it_is(record: Record) -> None:
+def test_a_record_that_is_no_message_is_kept_unchanged(record: Record) -> None:
     key, value, headers = dead_letter_of(PLACE, record, "why")
     assert (key, value) == (record.key, record.value)
     assert headers[: len(record.headers or [])] == (record.headers or [])
@@ -76,7 +76,7 @@ def test_of_what_is_too_large_the_beginning_is_kept(record: Record) -> None:
     assert int(recorded[protocol.TRUNCATED]) > MOST_BYTES
 
 
-def test_a_stranger_cannot_say_where_a_dead_letter_comes_from() -> None:
+def test_forged_headers_cannot_change_the_source_of_a_dead_letter() -> None:
     record = Record(17, 0, b"k", b"v", [(protocol.SOURCE, b"elsewhere"), (protocol.REASON, b"a lie")])
     _, _, headers = dead_letter_of(PLACE, record, "why")
     assert [text for name, text in headers if name in (protocol.SOURCE, protocol.REASON)] == [

@@ -99,7 +99,7 @@ def test_an_entry_of_a_later_version_is_passed_over() -> None:
     assert first == third
 
 
-def test_an_empty_record_tells_nothing() -> None:
+def test_an_empty_record_has_no_entries() -> None:
     assert [*decode_entries(b"")] == []
 
 

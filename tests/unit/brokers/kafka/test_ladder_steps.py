@@ -84,7 +84,7 @@ def test_the_number_of_steps_is_bounded_by_the_digits_of_the_delay(radix: int, d
 @pytest.mark.parametrize("radix", LADDERS)
 @given(data=st.data(), delay_ms=st.integers(0, DAY_MS) | st.integers(0, TEN_YEARS_MS))
 def test_the_bound_holds_however_late_each_step_is(radix: int, data: st.DataObject, delay_ms: int) -> None:
-    """E3, E7: a dispatcher that was away has less to do, and never the same rest again."""
+    """E3, E7: after a pause a dispatcher has less to do, and never repeats a wait."""
     ladder, remaining_ms, rests = LADDERS[radix], delay_ms, list[int]()
     while hold_ms := ladder.next_hold(remaining_ms):
         rests.append(hold_ms)

@@ -45,7 +45,7 @@ class Lost:
 
 @pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
 def test_clients_that_reach_no_node_are_not_used_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D12: the library may have forgotten all nodes, and then goes on so for ever."""
+    """D12: the library may have forgotten all nodes, and then never finds them again."""
     lost, clients = Lost(code), KafkaClients(KafkaConfig.from_settings({}, host="localhost"))
     dispatcher = KafkaLadderDispatcher(clients, SystemClock())
     monkeypatch.setattr(dispatcher, "_consumer", lost)

@@ -24,7 +24,7 @@ def bench() -> Bench:
     return Bench()
 
 
-# -- the way of a message ------------------------------------------------------------------------------------------
+# -- the path of a message -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_message_comes_in_the_millisecond_in_which_it_is_due(bench: Bench, del
     assert bench.delivered == [("m1", delay_ms)]
 
 
-def test_what_is_scheduled_is_appended_first_and_carried_unchanged(bench: Bench) -> None:
+def test_scheduled_messages_are_appended_first_and_carried_unchanged(bench: Bench) -> None:
     """D13: the delay is decided when the record is read, and the record stays what it was until it is delivered."""
     key, value = bench.envelope("m1", DAY_MS, payload=b"\x00\xff", headers={"trace": "a1"})
     bench.put(bench.topology.inbox, key, value)
@@ -88,7 +88,7 @@ def test_what_is_scheduled_is_appended_first_and_carried_unchanged(bench: Bench)
 
 
 def test_a_plain_record_with_headers_is_scheduled_too(bench: Bench) -> None:
-    """D15: key, value, topic and time, by anybody who can write to Kafka."""
+    """D15: key, value, topic and time, by any Kafka producer."""
     headers = [
         (protocol.CHANNEL, b"orders"),
         (protocol.DELIVER_AFTER_MS, b"60000"),
@@ -130,7 +130,7 @@ def test_a_requeued_message_is_recorded_with_the_reason(bench: Bench) -> None:
     assert bench.kafka.journal[0].reason == b"the service is down"
 
 
-def test_a_message_whose_channel_takes_nothing_is_buried_with_the_reason(bench: Bench) -> None:
+def test_a_message_whose_channel_is_missing_is_dead_lettered_with_the_reason(bench: Bench) -> None:
     """A25: and those behind it are delivered."""
     bench.schedule("m1", 1_000, channel=MISSING)
     bench.schedule("m2", 1_000)
@@ -151,7 +151,7 @@ def test_a_message_whose_channel_takes_nothing_is_buried_with_the_reason(bench: 
     st.sampled_from([2, 4, 16]),
 )
 @settings(max_examples=50)
-def test_messages_come_in_the_order_of_their_due_times_whatever_ways_they_came(
+def test_messages_are_delivered_in_the_order_of_their_due_times_on_any_path(
     schedules: list[tuple[int, int]], radix: int
 ) -> None:
     """B53, B62, D17, E12: also those that were scheduled late and those that rested elsewhere."""
@@ -193,7 +193,7 @@ def test_a_restart_in_the_last_moments_changes_nothing(bench: Bench) -> None:
 # -- how much there is to do ---------------------------------------------------------------------------------------
 
 
-def test_only_what_is_due_soon_is_in_memory(bench: Bench) -> None:
+def test_only_messages_that_are_due_soon_are_in_memory(bench: Bench) -> None:
     """D5, D6, E6: of a thousand messages that rest, nothing is known but the heads of their rungs."""
     for number in range(1_000):
         bench.schedule(f"m{number}", HOUR_MS + number)
@@ -206,7 +206,7 @@ def test_only_what_is_due_soon_is_in_memory(bench: Bench) -> None:
     assert bench.dispatcher.partition.next_ready_ms() == START_MS + 2_048_000
 
 
-def test_nothing_is_looked_at_before_its_turn(bench: Bench) -> None:
+def test_a_record_is_not_read_before_its_hold_time_ends(bench: Bench) -> None:
     """E3, E6"""
     bench.schedule("m1", HOUR_MS)
     bench.work()
@@ -232,7 +232,7 @@ def test_a_partition_does_about_as_many_steps_as_it_may(bench: Bench) -> None:
     assert len(bench.delivered) == 30
 
 
-def test_a_transaction_with_many_bytes_takes_in_no_more_and_still_gives_out_what_is_due(bench: Bench) -> None:
+def test_a_large_transaction_takes_in_no_more_and_still_dispatches_due_messages(bench: Bench) -> None:
     """D6: due messages would wait until the broker has stored a flood of large ones."""
     bench.schedule("due", 1_000)
     bench.work()
@@ -264,7 +264,7 @@ def test_a_flood_of_large_records_in_one_partition_takes_no_turn_from_another(be
 def test_a_partition_with_full_memory_waits_for_its_next_due_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D6: it takes in no more, and does not run in circles meanwhile."""
+    """D6: it takes in no more, and does not spin meanwhile."""
     monkeypatch.setattr(partition, "MAX_DUE_SOON", 2)
     for number, delay_ms in enumerate((1_000, 900, 800, HOUR_MS)):
         bench.schedule(f"m{number}", delay_ms)
@@ -360,7 +360,7 @@ def test_messages_in_rungs_of_another_radix_go_on_with_the_new_one(before: int, 
 
 
 @pytest.mark.parametrize("topic", ["inbox", "rung.2000ms"])
-def test_an_envelope_of_an_unknown_version_is_buried_and_not_lost(bench: Bench, topic: str) -> None:
+def test_an_envelope_of_an_unknown_version_is_dead_lettered_and_not_lost(bench: Bench, topic: str) -> None:
     key, value = bench.envelope("m1", 1_000)
     bench.put(f"{bench.topology.prefix}.{topic}", key, b"\x07" + value[1:])
     bench.schedule("m2", 3_000)
@@ -383,7 +383,7 @@ def test_an_envelope_of_an_unknown_version_is_buried_and_not_lost(bench: Bench, 
         (wire.encode_key(START_MS, ""), b"value"),
     ],
 )
-def test_whatever_lies_in_a_topic_is_buried_once_and_stops_nobody(
+def test_an_invalid_record_is_dead_lettered_once_and_stops_no_others(
     bench: Bench, topic: str, key: bytes | None, value: bytes | None
 ) -> None:
     """B37"""
@@ -459,7 +459,7 @@ def test_a_message_whose_channel_cannot_be_written_to_now_rests_again(bench: Ben
     assert bench.kafka.journal[-1].deliver_at_ms == START_MS + 1_000
 
 
-def test_a_record_that_somebody_put_into_a_rung_for_long_holds_up_nobody_behind_it(bench: Bench) -> None:
+def test_a_record_forged_into_a_rung_that_is_too_short_delays_no_record_behind_it(bench: Bench) -> None:
     """B37: it goes where its delay belongs."""
     bench.put(bench.topology.rung(2_000), *bench.envelope("forged", DAY_MS))
     bench.schedule("m1", 3_000)
@@ -470,7 +470,7 @@ def test_a_record_that_somebody_put_into_a_rung_for_long_holds_up_nobody_behind_
 
 
 @pytest.mark.parametrize("skew_ms", [0, -HOUR_MS])
-def test_a_record_that_was_forged_into_a_rung_behind_others_holds_up_nobody_either(skew_ms: int) -> None:
+def test_a_record_forged_into_a_rung_behind_others_delays_no_record_either(skew_ms: int) -> None:
     """B37: when it is the first one, less is left of its delay than would show that it does not belong there."""
     bench = Bench(skew_ms=skew_ms)
     for id, delay_ms in (("m1", 8_499), ("forged", 11_000), ("m2", 5_000)):
@@ -483,7 +483,7 @@ def test_a_record_that_was_given_up_is_dead_lettered_and_recorded(bench: Bench) 
     bench.schedule("m1", 60_000)
     bench.schedule("m2", 1_000)
     bench.dispatcher.fetch_all()
-    bench.dispatcher.partition.queues[bench.topology.inbox].given_up[0] = ("nobody knows why", True)
+    bench.dispatcher.partition.queues[bench.topology.inbox].given_up[0] = ("for no known reason", True)
     bench.pass_to(1_000)
     assert [each.offset for each in bench.kafka.dead] == [0]
     assert bench.delivered == [("m2", 1_000)]

@@ -56,7 +56,7 @@ def test_a_message_in_memory_is_cancelled_at_once(bench: Bench, *, restarts: boo
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_message_that_is_not_read_yet_is_cancelled(bench: Bench, *, restarts: bool) -> None:
-    """A27, D19: it was scheduled while nobody worked."""
+    """A27, D19: it was scheduled while no dispatcher ran."""
     position = bench.schedule("m1", 1_000)
     bench.command("m1", position)
     bench.dispatcher.fetch(bench.topology.control)
@@ -71,7 +71,7 @@ def test_a_message_that_is_not_read_yet_is_cancelled(bench: Bench, *, restarts: 
 
 
 def test_a_message_that_is_moved_before_it_is_read_is_recorded_as_a_whole(bench: Bench) -> None:
-    """A27: nobody tells what it is when its record is passed over."""
+    """A27: its record is passed over, so no other entry describes it."""
     position = bench.schedule("m1", 1_000)
     bench.command("m1", position, Change.RESCHEDULED, delay_ms=5_000)
     bench.dispatcher.fetch(bench.topology.control)
@@ -86,7 +86,7 @@ def test_a_message_that_is_moved_before_it_is_read_is_recorded_as_a_whole(bench:
 
 @pytest.mark.parametrize("change", [Change.CANCELLED, Change.RESCHEDULED, Change.EXPEDITED])
 def test_a_message_that_has_moved_on_is_not_where_it_was(bench: Bench, change: Change) -> None:
-    """B22: refused, so that the caller looks again."""
+    """B22: refused, so that the caller searches again."""
     position = resting(bench)
     bench.pass_to(HOUR_MS - 60_000)
     bench.command("m1", position, change)
@@ -107,7 +107,7 @@ def test_a_delivered_message_cannot_be_called_back(bench: Bench) -> None:
 
 
 def test_a_message_is_called_back_once(bench: Bench) -> None:
-    """A29: of two who do it at the same time one is told that he was late."""
+    """A29: of two concurrent commands one is refused as too late."""
     position = resting(bench)
     bench.command("m1", position, Change.RESCHEDULED, delay_ms=60_000)
     bench.command("m1", position)
@@ -160,7 +160,7 @@ def test_a_message_that_waits_in_the_command_that_moved_it_can_be_called_back_th
     assert bench.recorded[1:] == [("m1", Change.RESCHEDULED), ("m1", Change.CANCELLED)]
 
 
-def test_a_command_with_a_message_that_nobody_can_read_is_buried_when_it_is_due(bench: Bench) -> None:
+def test_a_command_with_an_unreadable_message_is_dead_lettered_when_it_is_due(bench: Bench) -> None:
     """B37"""
     position = bench.command("m1", resting(bench), Change.RESCHEDULED, delay_ms=1_000)
     [record] = bench.kafka.logs[position.topic].records

@@ -14,7 +14,7 @@ gaps = st.integers(1, 3) | st.integers(1, 300) | st.integers(1, 100_000)
 
 
 def again(progress: Progress) -> Progress:
-    """What somebody else goes on with."""
+    """The progress with which another dispatcher continues."""
     return Progress(progress.low, progress.note())
 
 
@@ -39,7 +39,7 @@ def test_records_that_end_in_order_need_no_note() -> None:
     assert (progress.low, progress.note()) == (10, "")
 
 
-def test_what_is_done_behind_an_open_record_is_noted() -> None:
+def test_records_that_are_done_behind_an_open_one_are_noted() -> None:
     """D11"""
     progress = begun(7, 8, 9, 12, done={8, 12})
     assert progress.low == 7
@@ -70,8 +70,8 @@ def test_a_record_cannot_end_twice() -> None:
 
 
 @given(st.lists(st.tuples(gaps, st.booleans(), st.integers(0, 50)), max_size=60), st.integers(0, 10**12))
-def test_whoever_goes_on_handles_exactly_what_is_not_done(steps: list[tuple[int, bool, int]], start: int) -> None:
-    """D11, D12: at any moment, whatever was begun and ended in whatever order."""
+def test_a_successor_handles_exactly_the_unfinished_records(steps: list[tuple[int, bool, int]], start: int) -> None:
+    """D11, D12: at any moment, with any order of beginnings and ends."""
     progress, offset, open_offsets, ended = Progress(start), start, list[int](), set[int]()
     for gap, ends_one, which in steps:
         assert progress.begin(offset)
@@ -140,7 +140,7 @@ def test_a_group_that_has_committed_nothing_begins_with_the_first_record_there_i
 
 @pytest.mark.parametrize("metadata", ["", None])
 def test_a_group_without_a_note_goes_on_with_its_offset(metadata: str | None) -> None:
-    """Somebody may have moved it with Kafka's own tools, which write none."""
+    """An operator may have moved it with Kafka's own tools, which write no note."""
     committed = SimpleNamespace(topic="inbox", partition=3, offset=17, metadata=metadata)
     progress = progress_of(committed, {})
     assert (progress.low, progress.next, [*progress.open]) == (17, 17, [])
@@ -166,7 +166,7 @@ def test_a_note_is_read_with_its_offset() -> None:
 def test_progress_of_a_topic_that_was_created_again_begins_with_its_first_record(
     offset: int, noted_id: str, topic_id: str, end: int, low: int
 ) -> None:
-    """D18: the id tells; where there is none, an offset beyond the end does."""
+    """D18: the topic id shows it; without an id, an offset beyond the end does."""
     known = Progress(offset)
     committed = SimpleNamespace(topic="inbox", partition=3, offset=offset, metadata=note_of(known, noted_id))
     assert progress_of(committed, {("inbox", 3): 0}, ends={("inbox", 3): end}, topic_id=topic_id).low == low

@@ -48,7 +48,7 @@ def test_a_place_is_remembered_by_its_key(position: RecordPosition) -> None:
         b"some words that somebody wrote",
     ],
 )
-def test_what_is_no_command_is_refused(value: bytes) -> None:
+def test_an_invalid_command_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="not a command"):
         Command.decode(value)
 

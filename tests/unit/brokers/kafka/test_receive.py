@@ -89,10 +89,10 @@ class Member:
         pass
 
 
-def test_what_was_settled_and_came_to_others_meanwhile_is_no_error_of_the_next_look(
+def test_acknowledging_a_message_that_was_reassigned_is_no_error_of_the_next_receive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B32: it comes again, here to the same consumer."""
+    """B32: it is delivered again, here to the same consumer."""
     clients, member = KafkaClients(KafkaConfig.from_settings({}, host="localhost")), Member()
     monkeypatch.setattr(clients, "make_consumer", lambda _settings: member)
     facts = receive.admin.ChannelSettings(partitions=1)

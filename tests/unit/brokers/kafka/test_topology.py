@@ -116,7 +116,7 @@ def test_rungs_grow_exponentially() -> None:
 
 
 @pytest.mark.parametrize("radix", RADICES)
-def test_what_is_put_into_a_rung_has_less_than_two_of_its_rests_ahead(radix: int) -> None:
+def test_a_record_in_a_rung_has_less_than_two_hold_times_ahead(radix: int) -> None:
     """Of all but the longest, which are longer than half of what the ladder covers; ``ready_ms`` counts on it."""
     holds_ms = Topology(radix=radix).ladder.holds_ms
     assert all(longer <= 2 * hold for hold, longer in pairwise(holds_ms))
@@ -149,7 +149,7 @@ def test_a_partition_depends_on_the_key_or_the_id_and_stays_the_same_for_ever(
     assert PLAIN.partition_of(key, message_id) == partition
 
 
-def test_messages_spread_over_all_lanes() -> None:
+def test_messages_spread_over_all_partitions() -> None:
     counts = Counter(Topology(partitions=8).partition_of(None, f"message-{number}") for number in range(8_000))
     assert sorted(counts) == list(range(8))
     assert min(counts.values()) > 800
@@ -159,7 +159,7 @@ def test_messages_spread_over_all_lanes() -> None:
 
 
 def test_nothing_in_which_a_message_waits_forgets_it() -> None:
-    """D18, E12: no age, no size and no compaction removes what is not delivered."""
+    """D18, E12: no age, no size and no compaction removes undelivered messages."""
     settings = settings_of(PLAIN)
     for name in (PLAIN.inbox, PLAIN.control, PLAIN.dead, *map(PLAIN.rung, PLAIN.ladder.holds_ms)):
         assert settings[name]["cleanup.policy"] == "delete"
@@ -167,7 +167,7 @@ def test_nothing_in_which_a_message_waits_forgets_it() -> None:
 
 
 def test_records_of_rungs_are_in_the_order_of_the_brokers_clock() -> None:
-    """E6: only the head of a rung is looked at."""
+    """E6: only the head of a rung is read."""
     assert {settings["message.timestamp.type"] for name, settings in settings_of(PLAIN).items() if "rung" in name} == {
         "LogAppendTime"
     }

@@ -30,7 +30,7 @@ class Producer:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records are on their way", retriable=True))
 
 
-def test_an_abort_is_asked_for_again_soon_because_only_that_lets_go_of_records_to_be_sent_again() -> None:
+def test_an_abort_is_repeated_soon_because_only_that_drops_unsent_records() -> None:
     producer: Any = Producer()
     channels: Any = Channels()
     transaction = KafkaTransaction(producer, Topology(), channels)

@@ -51,7 +51,7 @@ messages = st.builds(
     handled_count=st.integers(0, 10**6),
     origin=st.none() | st.builds(Origin, dag_id=texts, run_id=texts, task_id=texts, map_index=st.integers(-1, 10**6)),
 )
-#: What others may write: anything at all, and what looks like ours.
+#: Values that other producers may write: arbitrary ones, and ones that resemble ours.
 values = (
     st.binary(max_size=30)
     | texts.map(str.encode)
@@ -105,7 +105,7 @@ def test_keys_are_in_the_order_of_time_and_then_of_ids(one: tuple[int, str], oth
     assert [wire.held_until_ms(key) for key in keys] == [one[0], other[0]]
 
 
-def test_what_was_due_before_1970_is_due_since_then() -> None:
+def test_due_times_before_1970_become_1970() -> None:
     assert wire.held_until_ms(wire.encode_key(-5, "m1")) == 0
 
 
@@ -120,7 +120,7 @@ def test_a_moved_envelope_has_another_due_time_and_nothing_else(message: Message
     assert wire.with_deliver_at(wire.with_deliver_at(value, due_ms), 0) == wire.with_deliver_at(value, 0)
 
 
-def test_an_envelope_of_another_version_is_refused_with_what_to_do() -> None:
+def test_an_envelope_of_another_version_is_refused_with_the_remedy() -> None:
     value = b"\x02" + wire.encode_envelope(make(), now_ms=NOW_MS)[1:]
     with pytest.raises(InvalidMessageError, match="envelope: version 2 is unknown; upgrade the dispatcher"):
         wire.Envelope(wire.encode_key(0, "m1"), value)
@@ -168,13 +168,13 @@ def test_a_plain_record_in_a_channel_is_a_message_too() -> None:
 def test_nothing_that_others_write_into_a_channel_stops_its_consumers(
     headers: protocol.Headers, key: bytes | None, value: bytes | None, timestamp_ms: int
 ) -> None:
-    """B37: and what was read can be put back."""
+    """B37: and a message that was read can be requeued."""
     decoded = read(headers, key=key, value=value, timestamp_ms=timestamp_ms)
     assert decoded.message.payload == (value or b"")
     wire.encode_envelope(decoded.message.requeued(DUE), now_ms=NOW_MS)
 
 
-# -- in the inbox, by anybody --------------------------------------------------------------------------------------
+# -- in the inbox, by any producer ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_nothing_that_others_write_into_a_channel_stops_its_consumers(
         (protocol.DELIVER_AFTER_MS, "-5000", NOW_MS - 5_000),
     ],
 )
-def test_anybody_schedules_by_headers_at_a_time_or_after_a_delay(header: str, value: str, due_ms: int) -> None:
+def test_any_producer_schedules_by_headers_at_a_time_or_after_a_delay(header: str, value: str, due_ms: int) -> None:
     """D1, D15, D20, E2: two names with one meaning each, and the delay counts from when Kafka has the record."""
     message = request({protocol.CHANNEL: "orders", header: value})
     assert message.deliver_at == from_ms(due_ms)
@@ -273,7 +273,7 @@ def test_a_request_may_say_everything_that_a_message_has() -> None:
 def test_a_request_is_either_kept_or_refused_and_never_anything_else(
     headers: protocol.Headers, key: bytes | None, value: bytes | None
 ) -> None:
-    """B37: and what is kept fits into an envelope."""
+    """B37: and the kept part fits into an envelope."""
     headers = [(protocol.CHANNEL, b"orders"), (protocol.DELIVER_AFTER_MS, b"5"), *headers]
     try:
         message = protocol.decode_request(default_id="p", key=key, value=value, headers=headers, timestamp_ms=NOW_MS)
@@ -298,14 +298,14 @@ def test_a_request_is_either_kept_or_refused_and_never_anything_else(
         ({"key": "ä" * 50_001}, "bytes of headers and key are too many"),
     ],
 )
-def test_what_a_record_cannot_carry_is_refused(options: dict[str, Any], problem: str) -> None:
+def test_messages_that_a_record_cannot_carry_are_refused(options: dict[str, Any], problem: str) -> None:
     """A12"""
     with pytest.raises(InvalidMessageError, match=problem):
         protocol.check_message(make(**options))
 
 
 @given(messages)
-def test_what_is_not_refused_fits_into_an_envelope(message: Message) -> None:
+def test_messages_that_are_not_refused_fit_into_an_envelope(message: Message) -> None:
     protocol.check_message(message)
     assert envelope_of(message).decode().message == message
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.ledger import delivery, fold, journal, listing, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.listing import Page
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
-from airflow_delay_provider.brokers.ledger.tables import event
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
@@ -64,7 +63,7 @@ def fold_all(ledger: Ledger, *, limit: int = 1000) -> None:
 
     def has_no_more(connection: Connection) -> bool:
         after = projection.position_of(connection, fold.EMBEDDED)
-        return connection.execute(select(event.c.seq).where(journal.is_after(after)).limit(1)).first() is None
+        return connection.execute(journal.entries_after(connection, after).limit(1)).first() is None
 
     wait_for(is_folded, what="the end of the journal", seconds=30)
 

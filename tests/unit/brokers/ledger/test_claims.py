@@ -47,7 +47,7 @@ def test_a_claim_takes_due_messages_of_its_destination_oldest_first(ledger: Ledg
     assert [item.message for item in claims] == [sooner, later]
 
 
-def test_nobody_else_gets_a_claimed_message(ledger: Ledger):
+def test_no_other_dispatcher_gets_a_claimed_message(ledger: Ledger):
     """B32, B37"""
     first, second, third = stored(ledger, -3, -2, -1)
     assert claimed(claim(ledger, owner="one", limit=2)) == [first.id, second.id]
@@ -120,7 +120,7 @@ def test_a_message_that_the_broker_refuses_for_good_is_dead_with_the_reason(ledg
     assert (history[-1].change, history[-1].reason) == (Change.DEAD_LETTERED, "too large")
 
 
-def test_what_was_not_sent_is_given_back_and_claimed_again(ledger: Ledger):
+def test_messages_that_were_not_sent_are_released_and_claimed_again(ledger: Ledger):
     """B34, B36"""
     first, second = stored(ledger, -2, -1)
     claims = claim(ledger, owner="one")
@@ -129,7 +129,7 @@ def test_what_was_not_sent_is_given_back_and_claimed_again(ledger: Ledger):
     assert rows.state(ledger, first) is State.SCHEDULED
 
 
-def test_nobody_gives_back_what_another_has_claimed_since(ledger: Ledger):
+def test_a_dispatcher_never_releases_the_later_claim_of_another(ledger: Ledger):
     """B32"""
     stored(ledger, -1)
     lost = claim(ledger, owner="one")
@@ -161,7 +161,7 @@ def test_a_rescued_message_can_be_cancelled(ledger: Ledger):
     assert claim(ledger) == []
 
 
-def test_nothing_claimed_means_nothing_to_settle(ledger: Ledger):
+def test_without_claims_nothing_is_released_or_marked(ledger: Ledger):
     ledger.transact(lambda c: delivery.give_back(c, [], owner="one"))
     assert ledger.transact(lambda c: delivery.mark_dispatched(c, [], now_ms=NOW_MS)) == 0
 

@@ -34,7 +34,7 @@ def test_counts_follow_each_change(ledger: Ledger):
         assert rows.count(ledger) == {**left, State.DISPATCHED: n + 1}
 
 
-def test_counts_are_told_by_channel(ledger: Ledger):
+def test_messages_are_counted_by_channel(ledger: Ledger):
     """B14"""
     orders, refunds = messages(1, 2), messages(3, channel="refunds")
     rows.insert(ledger, orders)
@@ -207,7 +207,7 @@ def assert_counts_are_true(ledger: Ledger) -> Counter[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_counts_equal_what_counting_finds_whatever_happens(sqlite_url: str, seed: int):
+def test_counts_equal_the_rows_after_any_changes(sqlite_url: str, seed: int):
     """B14, B46, B66"""
     life = Life(Ledger(sqlite_url), seed)
     for _ in range(15):
@@ -218,7 +218,7 @@ def test_counts_equal_what_counting_finds_whatever_happens(sqlite_url: str, seed
     life.ledger.close()
 
 
-def test_counts_equal_what_counting_finds_on_postgresql(postgres_url: str):
+def test_counts_equal_the_rows_on_postgresql(postgres_url: str):
     """B14, B66"""
     life = Life(Ledger(postgres_url), seed=7)
     for _ in range(120):

@@ -128,7 +128,7 @@ def test_a_writer_waits_for_another_and_gives_up_in_the_end(sqlite_url: str, mon
     ledger.close()
 
 
-def test_what_is_no_database_says_so(tmp_path: Path):
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "ledger.db").write_text("This is no database. " * 100)
     with pytest.raises(LedgerError, match="file is not a database"):
         rows.count(Ledger(f"sqlite:///{tmp_path}/ledger.db"))
@@ -283,7 +283,7 @@ def test_any_spelling_of_postgresql_means_our_driver(scheme: str):
     assert (ledger.url.drivername, ledger.dialect) == ("postgresql+psycopg", "postgresql")
 
 
-def test_the_ledger_is_a_file_in_airflows_home_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_ledger_is_a_file_in_airflows_home_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A19, A21"""
     monkeypatch.delenv("AIRFLOW__DELAY__LEDGER_URL", raising=False)
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))

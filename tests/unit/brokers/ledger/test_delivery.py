@@ -37,8 +37,8 @@ def test_a_dispatched_message_is_marked_with_its_time(ledger: Ledger):
 
 
 def test_messages_for_other_brokers_and_cancelled_ones_are_left_alone(ledger: Ledger):
-    away, cancelled = messages(-1, -1)
-    rows.insert(ledger, [away], destination="rabbit")
+    for_rabbit, cancelled = messages(-1, -1)
+    rows.insert(ledger, [for_rabbit], destination="rabbit")
     rows.insert(ledger, [cancelled])
     rows.change(ledger, Change.CANCELLED, cancelled)
     assert rows.deliver(ledger) == 0

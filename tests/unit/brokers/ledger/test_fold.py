@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select
 
-from airflow_delay_provider.brokers.ledger import fold, projection, scheduling
+from airflow_delay_provider.brokers.ledger import fold, journal, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, MINUTE, start_of
 from airflow_delay_provider.brokers.ledger.tables import due_count, event, scheduled_message, statistic
@@ -46,10 +46,10 @@ def counted_changes(ledger: Ledger, step: int) -> dict[str, int]:
     return {kind: int(n) for kind, n in rows.read(ledger, lambda c: c.execute(query.group_by(statistic.c.kind)).all())}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_due_counts_equal_what_counting_finds_whatever_happens(sqlite_url: str, seed: int):
     life = Life(Ledger(sqlite_url), seed)
-    for _ in range(15):
+    for _ in range(10):
         for _ in range(10):
             life.step()
         assert_figures_are_true(life.ledger)
@@ -229,3 +229,14 @@ def test_old_figures_and_empty_or_past_due_counts_are_pruned(ledger: Ledger):
     assert {step for step, *_ in kept_due_counts(ledger)} == {HOUR, DAY}
     ledger.transact(lambda c: fold.prune(c, now_ms=now_ms + 25 * hour))
     assert kept_due_counts(ledger) == {}
+
+
+def test_reading_on_does_not_read_the_journal_from_its_start(sqlite_url: str):
+    """B20: a comparison of pairs would, on SQLite."""
+    ledger = Ledger(sqlite_url)
+    with ledger.read() as connection:
+        query = journal.entries_after(connection, "0:5").limit(10)
+        sql = str(query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}")]
+    assert plan == ["SEARCH delay_event USING INTEGER PRIMARY KEY (rowid>?)"]
+    ledger.close()

@@ -102,7 +102,7 @@ def test_only_a_dispatcher_with_this_connection_serves_its_ladder(ledger: Ledger
     assert find_kafka_gap(dispatchers_of(ledger), "kafka") is None
 
 
-def test_a_ledger_knows_who_it_is(ledger: Ledger):
+def test_a_ledger_has_an_identity(ledger: Ledger):
     """B42"""
     first = rows.read(ledger, read_identity)
     assert (first.host, len(first.id)) == (this_machine().host, 36)

@@ -153,7 +153,7 @@ NO_TOKENS = ["", "x", "ü", "===="]
 NO_PLACES = ["", ">:1", "?:1:2", ">:a:b", ">:1:2:3", f">:{10**30}:1", f"<:1:{10**30}"]
 
 
-def test_what_is_no_page_token_is_refused(ledger: Ledger):
+def test_an_invalid_page_token_is_refused(ledger: Ledger):
     """B3"""
     for token in (*NO_TOKENS, *map(encoded, NO_PLACES)):
         with pytest.raises(InvalidMessageError, match=r"page: .* is not a page token; use one that a listing printed"):

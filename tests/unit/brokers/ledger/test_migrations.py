@@ -75,7 +75,7 @@ def test_the_tables_can_be_removed_and_made_again(empty_ledger: Ledger):
     assert rows.count(empty_ledger) == {}
 
 
-def test_going_back_to_a_version_that_would_send_them_again_forgets_what_brokers_hold(empty_ledger: Ledger):
+def test_downgrading_to_a_version_that_would_send_them_again_deletes_broker_held_messages(empty_ledger: Ledger):
     """B33, B42, B44"""
     empty_ledger.migrate()
     ours, theirs, ended = messages(1, 2, 3)

@@ -26,7 +26,7 @@ from tests.unit.brokers.ledger.test_counts import assert_counts_are_true
 RABBIT = "rabbit"
 
 
-def told(
+def entry_of(
     item: Message, change: Change, *, at_ms: int = NOW_MS, due_ms: int | None = None, carried: bool = True, **more: Any
 ) -> JournalEntry:
     """An entry about a message; positions are given when they are projected."""
@@ -76,12 +76,12 @@ def test_a_message_is_listed_with_all_that_the_journal_carries(ledger: Ledger):
         priority=9,
         origin=Origin(dag_id="bills", run_id="r", task_id="t", map_index=4),
     )
-    follow(ledger, told(item, Change.SCHEDULED))
+    follow(ledger, entry_of(item, Change.SCHEDULED))
     record = rows.get(ledger, item)
     assert (record.message, record.state, record.destination) == (item, State.SCHEDULED, RABBIT)
     assert record.held_by_broker
     assert record.scheduled_at == from_ms(NOW_MS)
-    follow(ledger, told(item, Change.DISPATCHED, at_ms=NOW_MS + 1007))
+    follow(ledger, entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 1007))
     record = rows.get(ledger, item)
     assert (record.message, record.state, record.lateness) == (item, State.DISPATCHED, timedelta(milliseconds=7))
     assert history(ledger, item) == [Change.SCHEDULED, Change.DISPATCHED]
@@ -92,7 +92,7 @@ def test_a_message_is_listed_with_all_that_the_journal_carries(ledger: Ledger):
 
 def test_a_journal_that_carries_no_messages_gives_rows_without_content(ledger: Ledger):
     item = message(payload=b"unseen", key="k")
-    follow(ledger, told(item, Change.SCHEDULED, carried=False))
+    follow(ledger, entry_of(item, Change.SCHEDULED, carried=False))
     [record] = rows.page(ledger, destination=RABBIT).records
     assert (record.message.id, record.message.channel, record.message.deliver_at) == (
         item.id,
@@ -111,11 +111,9 @@ def test_a_journal_that_carries_no_messages_gives_rows_without_content(ledger: L
         (Change.CANCELLED, State.CANCELLED),
     ],
 )
-def test_a_journal_that_begins_later_tells_of_messages_that_were_not_known(
-    ledger: Ledger, change: Change, state: State
-):
+def test_a_journal_that_begins_later_adds_unknown_messages(ledger: Ledger, change: Change, state: State):
     item = message(handled_count=2)
-    follow(ledger, told(item, change, at_ms=NOW_MS + 1003))
+    follow(ledger, entry_of(item, change, at_ms=NOW_MS + 1003))
     record = rows.get(ledger, item)
     assert (record.state, record.message) == (state, item)
     assert record.dispatched_at == (from_ms(NOW_MS + 1003) if state is State.DISPATCHED else None)
@@ -132,14 +130,14 @@ def test_a_whole_life_in_one_page_is_the_same_as_step_by_step(ledger: Ledger):
         replayed = message(NOW_MS + 9000, id=item.id)
         lives.append(
             [
-                told(item, Change.SCHEDULED),
-                told(item, Change.RESCHEDULED, at_ms=NOW_MS + 1, due_ms=NOW_MS + 2000),
-                told(item, Change.EXPEDITED, at_ms=NOW_MS + 2, due_ms=NOW_MS + 2),
-                told(item, Change.DISPATCHED, at_ms=NOW_MS + 3, due_ms=NOW_MS + 2),
-                told(again, Change.REQUEUED, at_ms=NOW_MS + 1100, reason="later"),
-                told(again, Change.DISPATCHED, at_ms=NOW_MS + 5001),
-                told(again, Change.DEAD_LETTERED, at_ms=NOW_MS + 5002, reason="bad\0"),
-                told(replayed, Change.REQUEUED, at_ms=NOW_MS + 6000),
+                entry_of(item, Change.SCHEDULED),
+                entry_of(item, Change.RESCHEDULED, at_ms=NOW_MS + 1, due_ms=NOW_MS + 2000),
+                entry_of(item, Change.EXPEDITED, at_ms=NOW_MS + 2, due_ms=NOW_MS + 2),
+                entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 3, due_ms=NOW_MS + 2),
+                entry_of(again, Change.REQUEUED, at_ms=NOW_MS + 1100, reason="later"),
+                entry_of(again, Change.DISPATCHED, at_ms=NOW_MS + 5001),
+                entry_of(again, Change.DEAD_LETTERED, at_ms=NOW_MS + 5002, reason="bad\0"),
+                entry_of(replayed, Change.REQUEUED, at_ms=NOW_MS + 6000),
             ]
         )
     follow(ledger, *lives[0])
@@ -157,8 +155,8 @@ def test_a_whole_life_in_one_page_is_the_same_as_step_by_step(ledger: Ledger):
 
 def test_a_replacement_brings_its_content(ledger: Ledger):
     item, new = message(id="m", payload=b"old"), message(NOW_MS + 9, id="m", payload=b"new", headers={"h": "v"})
-    follow(ledger, told(item, Change.SCHEDULED))
-    follow(ledger, told(new, Change.RESCHEDULED))
+    follow(ledger, entry_of(item, Change.SCHEDULED))
+    follow(ledger, entry_of(new, Change.RESCHEDULED))
     record = rows.get(ledger, item)
     assert (record.message, record.generation) == (new, 1)
 
@@ -166,24 +164,24 @@ def test_a_replacement_brings_its_content(ledger: Ledger):
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def test_of_those_who_read_the_same_page_one_applies_it(ledger: Ledger):
+def test_a_journal_page_that_several_dispatchers_read_is_applied_once(ledger: Ledger):
     """B32: and a page that is read again changes nothing."""
     item = message()
-    follow(ledger, told(item, Change.SCHEDULED))
-    page = [told(item, Change.DISPATCHED), told(message(), Change.SCHEDULED)]
+    follow(ledger, entry_of(item, Change.SCHEDULED))
+    page = [entry_of(item, Change.DISPATCHED), entry_of(message(), Change.SCHEDULED)]
     results, states = [], []
     for _ in range(3):
         results.append(ledger.transact(lambda c: projection.project(c, RABBIT, page, after="1", position="3")))
         states.append(snapshot(ledger))
-    assert results == [True, False, False]
+    assert [each is not None for each in results] == [True, False, False]
     assert states[0] == states[1] == states[2]
     first = ledger.transact(lambda c: projection.project(c, RABBIT, page, after=FROM_THE_START, position="9"))
-    assert (first, rows.read(ledger, lambda c: projection.position_of(c, RABBIT))) == (False, "3")
+    assert (first, rows.read(ledger, lambda c: projection.position_of(c, RABBIT))) == (None, "3")
 
 
 def test_a_page_that_fails_leaves_no_trace(ledger: Ledger):
     def fail(connection: Any) -> None:
-        entries = [told(message(), Change.SCHEDULED)]
+        entries = [entry_of(message(), Change.SCHEDULED)]
         projection.project(connection, RABBIT, entries, after=FROM_THE_START, position="1")
         raise LifecycleError("x", "is refused")
 
@@ -194,8 +192,8 @@ def test_a_page_that_fails_leaves_no_trace(ledger: Ledger):
 
 
 def test_each_connection_has_a_position_of_its_own(ledger: Ledger):
-    follow(ledger, told(message(), Change.SCHEDULED), destination="one")
-    follow(ledger, told(message(), Change.SCHEDULED), told(message(), Change.SCHEDULED), destination="two")
+    follow(ledger, entry_of(message(), Change.SCHEDULED), destination="one")
+    follow(ledger, entry_of(message(), Change.SCHEDULED), entry_of(message(), Change.SCHEDULED), destination="two")
     positions = [rows.read(ledger, lambda c, d=d: projection.position_of(c, d)) for d in ("one", "two", "three")]
     assert positions == ["1", "2", FROM_THE_START]
 
@@ -205,8 +203,8 @@ def test_a_message_that_a_broker_sends_twice_keeps_its_first_dispatch(ledger: Le
     """B33"""
     item = message(NOW_MS)
     for at_ms in (NOW_MS + 5, NOW_MS + 500):
-        follow(ledger, told(item, Change.SCHEDULED, carried=carried))
-        follow(ledger, told(item, Change.DISPATCHED, at_ms=at_ms, carried=carried))
+        follow(ledger, entry_of(item, Change.SCHEDULED, carried=carried))
+        follow(ledger, entry_of(item, Change.DISPATCHED, at_ms=at_ms, carried=carried))
     assert rows.get(ledger, item).lateness == timedelta(milliseconds=5)
     assert history(ledger, item) == [Change.SCHEDULED, Change.DISPATCHED]
     assert rows.count(ledger) == {State.DISPATCHED: 1}
@@ -217,45 +215,45 @@ def test_the_second_copy_of_an_earlier_delivery_does_not_end_the_wait_of_the_nex
     item = message(NOW_MS)
     again = item.requeued(from_ms(NOW_MS + 9000))
     entries = [
-        told(item, Change.SCHEDULED, carried=carried),
-        told(item, Change.DISPATCHED, at_ms=NOW_MS + 1, carried=carried),
-        told(again, Change.REQUEUED, at_ms=NOW_MS + 2, carried=carried),
+        entry_of(item, Change.SCHEDULED, carried=carried),
+        entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 1, carried=carried),
+        entry_of(again, Change.REQUEUED, at_ms=NOW_MS + 2, carried=carried),
     ]
-    follow(ledger, *entries, told(item, Change.DISPATCHED, at_ms=NOW_MS + 3, carried=carried))
+    follow(ledger, *entries, entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 3, carried=carried))
     assert rows.state(ledger, item) is State.SCHEDULED
-    follow(ledger, told(again, Change.DISPATCHED, at_ms=NOW_MS + 9001, carried=carried))
+    follow(ledger, entry_of(again, Change.DISPATCHED, at_ms=NOW_MS + 9001, carried=carried))
     record = rows.get(ledger, item)
     assert (record.state, record.message.handled_count) == (State.DISPATCHED, 1)
     assert record.lateness == timedelta(milliseconds=1)
 
 
-def test_copies_of_a_message_are_told_apart_by_their_counts(ledger: Ledger):
+def test_copies_of_a_message_are_distinguished_by_their_handled_counts(ledger: Ledger):
     item = message(NOW_MS)
     again = item.requeued(from_ms(NOW_MS + 100))
     follow(
         ledger,
-        told(item, Change.SCHEDULED),
-        told(item, Change.DISPATCHED, at_ms=NOW_MS + 1),
-        told(again, Change.REQUEUED, at_ms=NOW_MS + 2),
-        told(item, Change.DISPATCHED, at_ms=NOW_MS + 101),
+        entry_of(item, Change.SCHEDULED),
+        entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 1),
+        entry_of(again, Change.REQUEUED, at_ms=NOW_MS + 2),
+        entry_of(item, Change.DISPATCHED, at_ms=NOW_MS + 101),
     )
     assert rows.state(ledger, item) is State.SCHEDULED
-    follow(ledger, told(again, Change.DISPATCHED, at_ms=NOW_MS + 102))
-    follow(ledger, told(again, Change.REQUEUED, at_ms=NOW_MS + 103))
+    follow(ledger, entry_of(again, Change.DISPATCHED, at_ms=NOW_MS + 102))
+    follow(ledger, entry_of(again, Change.REQUEUED, at_ms=NOW_MS + 103))
     record = rows.get(ledger, item)
     assert (record.state, record.generation, record.lateness) == (State.DISPATCHED, 1, timedelta(milliseconds=2))
 
 
 def random_life(chance: random.Random, *, carried: bool) -> list[JournalEntry]:
-    """What a broker may tell of one message: any way through its states, some of it twice."""
+    """The entries of one message: any path through its states, some of it twice."""
     item = message(NOW_MS + chance.randint(0, 50), channel=chance.choice(["a", "b"]))
     now, state, life = NOW_MS + chance.randint(0, 30), State.SCHEDULED, list[JournalEntry]()
 
-    def tell(what: Message, change: Change, at_ms: int) -> None:
-        life.append(told(what, change, at_ms=at_ms, carried=carried))
+    def add(what: Message, change: Change, at_ms: int) -> None:
+        life.append(entry_of(what, change, at_ms=at_ms, carried=carried))
 
     if chance.random() < 0.8:
-        tell(item, Change.SCHEDULED, now)
+        add(item, Change.SCHEDULED, now)
     for _ in range(chance.randint(1, 8)):
         now += chance.randint(1, 20)
         match state:
@@ -270,34 +268,34 @@ def random_life(chance: random.Random, *, carried: bool) -> list[JournalEntry]:
                 else:
                     due = now if change is Change.EXPEDITED else now + chance.randint(1, 99)
                     item = message(due, id=item.id, channel=item.channel, handled_count=item.handled_count)
-                tell(item, change, now)
+                add(item, change, now)
                 if change is Change.DISPATCHED and chance.random() < 0.4:
-                    tell(item, change, now + 1)
+                    add(item, change, now + 1)
             case State.DISPATCHED if chance.random() < 0.2:
-                tell(item, Change.DEAD_LETTERED, now)
+                add(item, Change.DEAD_LETTERED, now)
                 state = State.DEAD
             case State.DISPATCHED | State.DEAD:
                 count = 0 if state is State.DEAD else item.handled_count + 1
                 due = now + chance.randint(5, 99)
                 again = message(due, id=item.id, channel=item.channel, handled_count=count)
-                tell(again, Change.REQUEUED, now)
+                add(again, Change.REQUEUED, now)
                 if state is State.DISPATCHED and chance.random() < 0.3:
                     # The other copy comes while the message waits again.
-                    tell(item, Change.DISPATCHED, now + 1)
+                    add(item, Change.DISPATCHED, now + 1)
                     now += 1
                 item, state = again, State.SCHEDULED
         if chance.random() < 0.2:
-            tell(item, Change.SCHEDULED, now)
+            add(item, Change.SCHEDULED, now)
     return life
 
 
 def random_journal(chance: random.Random, *, carried: bool) -> list[JournalEntry]:
-    """Many lives, told in turn."""
+    """The interleaved histories of many messages."""
     lives = [random_life(chance, carried=carried) for _ in range(12)]
-    told_in_turn = []
+    entries = []
     while lives := [life for life in lives if life]:
-        told_in_turn.append(chance.choice(lives).pop(0))
-    return told_in_turn
+        entries.append(chance.choice(lives).pop(0))
+    return entries
 
 
 def project_from(ledger: Ledger, entries: Sequence[JournalEntry], start: int, end: int) -> None:
@@ -370,7 +368,7 @@ def test_a_message_whose_wait_the_ledger_keeps_is_left_alone(ledger: Ledger, des
     kept = message(NOW_MS)
     rows.insert(ledger, [kept], destination=destination)
     before = snapshot(ledger)
-    follow(ledger, told(kept, Change.SCHEDULED), told(kept, Change.DISPATCHED))
+    follow(ledger, entry_of(kept, Change.SCHEDULED), entry_of(kept, Change.DISPATCHED))
     assert snapshot(ledger) == before
     assert not rows.get(ledger, kept).held_by_broker
 
@@ -378,7 +376,7 @@ def test_a_message_whose_wait_the_ledger_keeps_is_left_alone(ledger: Ledger, des
 def test_a_dispatcher_takes_nothing_that_a_broker_holds(ledger: Ledger):
     """B33: it would arrive twice."""
     held, ours = message(NOW_MS - 5, key="k"), message(NOW_MS - 1, key="k")
-    follow(ledger, told(held, Change.SCHEDULED))
+    follow(ledger, entry_of(held, Change.SCHEDULED))
     assert rows.read(ledger, lambda c: delivery.next_due_ms(c, destination=RABBIT)) is None
     assert rows.read(ledger, listing.waiting_destinations) == []
     assert rows.read(ledger, delivery.next_due_ms) is None
@@ -397,22 +395,22 @@ def test_a_dispatcher_takes_nothing_that_a_broker_holds(ledger: Ledger):
 def test_control_of_a_message_that_a_broker_holds_is_refused_with_the_remedy(ledger: Ledger, change: Change):
     """A27"""
     held = message()
-    follow(ledger, told(held, Change.SCHEDULED))
+    follow(ledger, entry_of(held, Change.SCHEDULED))
     with pytest.raises(LifecycleError, match=r"held by the broker of connection 'rabbit'.*hold=\"ledger\""):
         rows.change(ledger, change, held, deliver_at_ms=NOW_MS)
     with pytest.raises(ConflictError, match="held by the broker of connection 'rabbit'"):
         rows.insert(ledger, [held], destination=RABBIT, on_conflict=OnConflict.REPLACE)
-    follow(ledger, told(held, Change.DISPATCHED))
+    follow(ledger, entry_of(held, Change.DISPATCHED))
     with pytest.raises(LifecycleError, match="is DISPATCHED and cannot be"):
         rows.change(ledger, change, held, deliver_at_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("dispatch_is_known", [True, False])
-def test_a_message_that_is_put_back_into_the_ledger_is_held_there_from_then_on(ledger: Ledger, dispatch_is_known: bool):
+def test_a_message_that_is_requeued_into_the_ledger_is_held_there_from_then_on(ledger: Ledger, dispatch_is_known: bool):
     """A23: the journal may still be behind when a consumer puts the message back; it must not be lost."""
     item = message(NOW_MS - 1)
-    dispatched = told(item, Change.DISPATCHED)
-    follow(ledger, told(item, Change.SCHEDULED), *([dispatched] if dispatch_is_known else []))
+    dispatched = entry_of(item, Change.DISPATCHED)
+    follow(ledger, entry_of(item, Change.SCHEDULED), *([dispatched] if dispatch_is_known else []))
     put_back = {"destination": RABBIT, "deliver_at_ms": NOW_MS, "now_ms": NOW_MS, "reason": None}
     assert ledger.transact(lambda c: channels.put_back_from(c, item, **put_back)) is not None
     follow(ledger, dispatched)
@@ -422,10 +420,10 @@ def test_a_message_that_is_put_back_into_the_ledger_is_held_there_from_then_on(l
     assert_counts_are_true(ledger)
 
 
-def test_what_ended_is_pruned_like_any_other_message(ledger: Ledger):
+def test_ended_messages_are_pruned_like_any_other_message(ledger: Ledger):
     """B66"""
     ended, waits = messages(-1, -1)
-    follow(ledger, told(ended, Change.DISPATCHED), told(waits, Change.SCHEDULED))
+    follow(ledger, entry_of(ended, Change.DISPATCHED), entry_of(waits, Change.SCHEDULED))
     rows.fold_all(ledger)
     assert ledger.transact(lambda c: scheduling.prune(c, before_ms=NOW_MS + 1, limit=10)) == 1
     with pytest.raises(UnknownMessageError):
@@ -438,7 +436,7 @@ def test_listings_can_be_limited_to_a_connection(ledger: Ledger):
     """B9"""
     ours, held, other = messages(5, 3, 1)
     rows.insert(ledger, [ours], destination=RABBIT)
-    follow(ledger, told(held, Change.SCHEDULED))
+    follow(ledger, entry_of(held, Change.SCHEDULED))
     rows.insert(ledger, [other])
     assert rows.ids(rows.page(ledger, destination=RABBIT).records) == [held.id, ours.id]
     assert rows.ids(rows.page(ledger).records) == [other.id, held.id, ours.id]
@@ -449,7 +447,7 @@ def test_listings_can_be_limited_to_a_connection(ledger: Ledger):
         rows.read(ledger, lambda c: listing.get(c, other.id, destination=RABBIT))
 
 
-# -- what nobody checked before ----------------------------------------------------------------------------------------
+# -- entries without checks --------------------------------------------------------------------------------------------
 
 
 def test_an_entry_that_names_no_possible_message_is_passed_over(ledger: Ledger, caplog: pytest.LogCaptureFixture):
@@ -463,16 +461,16 @@ def test_an_entry_that_names_no_possible_message_is_passed_over(ledger: Ledger, 
         position="",
     )
     with caplog.at_level(logging.WARNING):
-        follow(ledger, nonsense, told(good, Change.SCHEDULED))
+        follow(ledger, nonsense, entry_of(good, Change.SCHEDULED))
     assert rows.ids(rows.page(ledger).records) == [good.id]
     assert "cannot be listed: channel" in caplog.text
 
 
-def test_a_message_that_no_column_was_made_for_holds_up_no_other(ledger: Ledger):
+def test_a_message_whose_values_exceed_the_columns_blocks_no_other(ledger: Ledger):
     """It came into the broker without the checks of this ledger."""
     origin = Origin(dag_id="d" * 999, run_id="r\0", task_id="t")
     strange = message(origin=origin, priority=2**40, handled_count=2**40)
-    follow(ledger, told(strange, Change.SCHEDULED), told(message(), Change.SCHEDULED))
+    follow(ledger, entry_of(strange, Change.SCHEDULED), entry_of(message(), Change.SCHEDULED))
     stored = rows.get(ledger, strange).message
     assert stored.origin == Origin(dag_id="d" * 250, run_id="r?", task_id="t")
     assert rows.count(ledger) == {State.SCHEDULED: 2}
@@ -480,6 +478,6 @@ def test_a_message_that_no_column_was_made_for_holds_up_no_other(ledger: Ledger)
 
 def test_the_ledgers_own_journal_can_be_read_from_its_start(ledger: Ledger):
     item = message()
-    follow(ledger, told(item, Change.SCHEDULED))
+    follow(ledger, entry_of(item, Change.SCHEDULED))
     [entry] = rows.read_journal(ledger, 1)
     assert (entry.message_id, entry.change, entry.deliver_at) == (item.id, Change.SCHEDULED, item.deliver_at)

@@ -52,13 +52,13 @@ def test_messages_that_ended_are_removed_with_their_history(broker: EmbeddedBrok
     assert rows.read(ledger, lambda c: c.execute(select(func.count()).select_from(event)).scalar()) == 0
 
 
-def test_what_waits_stays_however_old(ledger: Ledger):
+def test_waiting_messages_are_never_pruned(ledger: Ledger):
     rows.insert(ledger, messages(-10 * DAY_MS))
     assert prune(ledger, before_ms=NOW_MS + 100 * DAY_MS) == 0
     assert rows.count(ledger) == {State.SCHEDULED: 1}
 
 
-def test_what_nobody_has_read_yet_stays_however_old(broker: EmbeddedBroker):
+def test_unread_messages_are_never_pruned(broker: EmbeddedBroker):
     """D18: nothing that waits or was not read is evicted."""
     unread, in_hand, dead = dispatched(broker, 3)
     first, second, third = broker.receive("orders", limit=3)
@@ -72,7 +72,7 @@ def test_what_nobody_has_read_yet_stays_however_old(broker: EmbeddedBroker):
         rows.get(broker.ledger, in_hand)
 
 
-def test_what_ended_lately_stays(broker: EmbeddedBroker):
+def test_recently_ended_messages_are_not_pruned(broker: EmbeddedBroker):
     dispatched(broker, 1)
     broker.ack(broker.receive("orders"))
     assert prune(broker.ledger, before_ms=NOW_MS) == 0

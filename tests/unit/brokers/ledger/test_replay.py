@@ -1,4 +1,4 @@
-"""Dead rows wait again: in batches, once each, whoever asks at the same moment."""
+"""Dead rows are replayed in batches, once each, even by concurrent callers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ def test_messages_of_a_dispatcher_are_replayed_in_batches_with_journal_and_count
     batch = dead(ledger, 25)
     assert [len(replay(ledger, limit=10)) for _ in range(4)] == [10, 10, 5, 0]
     assert require_counts_in_step(ledger) == {State.SCHEDULED: 25}
-    told = read(ledger, lambda c: c.execute(select(event.c.reason).where(event.c.change == Change.REQUEUED)).scalars())
-    assert list(told) == ["replayed"] * len(batch)
+    reasons = read(
+        ledger, lambda c: c.execute(select(event.c.reason).where(event.c.change == Change.REQUEUED)).scalars()
+    )
+    assert list(reasons) == ["replayed"] * len(batch)
     assert read(ledger, lambda c: delivery.next_due_ms(c, destination=THERE)) == NOW_MS
 
 
@@ -122,7 +124,9 @@ def test_a_reason_is_found_as_it_is_written(ledger: Ledger) -> None:
     assert replay(ledger, DeadLetters(reason="0% of Q")) == [batch[0].id]
 
 
-def test_what_dies_again_meanwhile_is_not_replayed_for_ever(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_dead_lettered_again_meanwhile_are_not_replayed_for_ever(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A25"""
     monkeypatch.setattr(embedded, "REPLAY_BATCH", 1)
     batch = dead(ledger, 3)
@@ -143,7 +147,7 @@ def test_what_dies_again_meanwhile_is_not_replayed_for_ever(ledger: Ledger, monk
     assert broker.replay(ALL).count == 3
 
 
-def test_what_a_broker_holds_itself_is_not_sent_from_here(ledger: Ledger) -> None:
+def test_broker_held_messages_are_not_sent_from_the_ledger(ledger: Ledger) -> None:
     """The ledger only follows it, perhaps without its content."""
     dead(ledger, 1)
     ledger.transact(lambda c: c.execute(update(scheduled_message).values(held_by_broker=1)))

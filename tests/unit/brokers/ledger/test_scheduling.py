@@ -122,7 +122,7 @@ def test_a_message_that_is_being_sent_cannot_be_called_back(ledger: Ledger, chan
         rows.insert(ledger, [stored], destination="rabbit", on_conflict=OnConflict.REPLACE)
 
 
-def test_the_history_tells_each_step_of_a_message(ledger: Ledger):
+def test_the_history_has_each_step_of_a_message(ledger: Ledger):
     """A45"""
     stored = message()
     rows.insert(ledger, [stored])

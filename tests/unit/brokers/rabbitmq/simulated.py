@@ -48,7 +48,7 @@ class SimulatedBroker:
         return journey
 
     def delete_queue(self, name: str) -> None:
-        """Take a queue away and the bindings to it."""
+        """Remove a queue and the bindings to it."""
         del self.queues[name]
         for source, bindings in self.bindings.items():
             self.bindings[source] = [each for each in bindings if each.destination != name]

@@ -72,7 +72,7 @@ def test_a_message_that_is_too_large_is_not_taken_for_an_object_with_other_argum
     assert other.reach is Reach.CHANNEL
 
 
-def test_our_own_errors_stay_what_they_are() -> None:
+def test_errors_of_this_package_are_not_translated() -> None:
     error = PayloadError("payload", "is too large", "send less")
     assert translate(error, CONFIG) is error
 

@@ -1,4 +1,4 @@
-"""A journal whose broker takes its time to push what is there."""
+"""A journal whose broker is slow to push its records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENT_SECONDS = 2.0
 
 
 class SlowStream:
-    """Has records of these offsets for those who wait for them; one at a time."""
+    """Has records of these offsets for waiting readers; one at a time."""
 
     def __init__(self, offsets: list[int]) -> None:
         self._offsets = offsets
@@ -50,7 +50,7 @@ def reader_of(stream: SlowStream, monkeypatch: pytest.MonkeyPatch) -> JournalRea
 
 
 def test_a_reader_does_not_take_a_slow_journal_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who may only read would be refused when it puts a record there."""
+    """A user who may only read would be refused if it published a record there."""
     stream = SlowStream([7])
     assert reader_of(stream, monkeypatch).end() == "6.0"
     assert stream.published == []

@@ -41,7 +41,7 @@ def released(buffer: EntryBuffer, limit: int = 10_000) -> list[tuple[Change, str
     return [(each.entry.change, each.entry.message_id) for each in buffer.release(limit)]
 
 
-def test_a_dispatch_is_held_back_for_a_moment_and_so_is_what_follows(buffer: EntryBuffer, watch: Watch) -> None:
+def test_a_dispatch_is_held_back_for_a_moment_and_so_are_later_entries(buffer: EntryBuffer, watch: Watch) -> None:
     for each in (pending(S), pending(D), pending(S, "m2")):
         buffer.add(each)
     assert released(buffer) == [(S, "m1")]
@@ -81,7 +81,7 @@ def test_of_two_dispatches_the_later_one_was_parked(buffer: EntryBuffer, watch: 
     assert released(buffer) == [(D, "m1"), (P, "m1")]
 
 
-def test_one_who_reads_back_waits_for_no_dispatch_with_many_records_behind_it(buffer: EntryBuffer) -> None:
+def test_a_dispatch_with_many_records_behind_it_is_not_held_back(buffer: EntryBuffer) -> None:
     for n in range(LOOK_AHEAD + 3):
         buffer.add(pending(D, f"m{n}"))
     assert released(buffer) == [(D, "m0"), (D, "m1"), (D, "m2")]

@@ -1,10 +1,11 @@
-"""What is said of destinations from what the management API answers."""
+"""The state of destinations, read from answers of the management API."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from airflow_delay_provider.brokers.rabbitmq import management as management_api
@@ -14,9 +15,11 @@ from airflow_delay_provider.brokers.rabbitmq.management import (
     DispatchCheck,
     DispatchStatus,
     count_in_relays,
+    measure_clock_skew,
 )
 from airflow_delay_provider.brokers.rabbitmq.topology import Topology
 from airflow_delay_provider.domain.exceptions import BrokerError
+from airflow_delay_provider.testing.clock import SettableClock
 
 CONFIG = RabbitMQConfig(management_url="http://somewhere")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -140,3 +143,35 @@ def test_while_the_api_does_not_answer_nothing_is_known_and_the_log_says_so(
 def test_messages_in_relays_are_counted_by_channel(management: Management) -> None:
     management.held = 2
     assert count_in_relays(CONFIG) == {"orders": 2, "events:a.b": 2}
+
+
+def answer_at(monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]) -> None:
+    """Let the management API answer with these headers."""
+    monkeypatch.setattr(httpx, "get", lambda _url, **_: httpx.Response(200, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("00:00:00", 0.5), ("00:01:00", 60.5), ("00:00:00 +0200", -7199.5)], ids=str
+)
+def test_the_clock_of_the_broker_is_read_from_the_date_of_an_answer(
+    monkeypatch: pytest.MonkeyPatch, said: str, seconds: float
+):
+    zone = "" if "+" in said else " GMT"
+    answer_at(monkeypatch, {"date": f"Tue, 01 Jan 2030 {said}{zone}"})
+    assert measure_clock_skew(CONFIG, SettableClock(NOW)) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("headers", [{}, {"date": "yesterday"}])
+def test_the_clock_of_the_broker_is_unknown_without_a_date(monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]):
+    answer_at(monkeypatch, headers)
+    assert measure_clock_skew(CONFIG, SettableClock(NOW)) is None
+
+
+def test_the_clock_of_the_broker_is_unknown_without_the_management_api(monkeypatch: pytest.MonkeyPatch):
+    assert measure_clock_skew(RabbitMQConfig(), SettableClock(NOW)) is None
+
+    def fail(_url: str, timeout: float) -> httpx.Response:
+        raise httpx.ConnectTimeout(f"{timeout}")
+
+    monkeypatch.setattr(httpx, "get", fail)
+    assert measure_clock_skew(CONFIG, SettableClock(NOW)) is None

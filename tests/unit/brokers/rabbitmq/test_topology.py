@@ -206,7 +206,7 @@ def test_the_longest_delay_arrives(name: str) -> None:
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 266_000])
 def test_a_channel_that_is_not_bound_leads_to_the_unroutable_queue_and_the_journal_hears_of_it(delay_ms: int) -> None:
-    """C12: what has no route is kept and seen; the second record is that of the parking, none is one of a dispatch."""
+    """C12: unroutable messages are parked; the second record is that of the parking, none is one of a dispatch."""
     journey = BROKERS["1000ms"].publish(*LADDER.route("unknown", delay_ms))
     assert journey.ends == Counter({UNROUTABLE: 1, JOURNAL: 2})
     assert LADDER.dispatch not in journey.passed
@@ -226,7 +226,7 @@ def test_a_message_whose_queue_was_deleted_is_parked_once_and_the_journal_hears_
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("channel", ["orders", "events:order.created"])
 def test_a_rung_never_publishes_to_a_destination_itself(name: str, channel: str) -> None:
-    """What a destination refuses would hold up the rung, and with it every other channel."""
+    """Messages that a destination refuses would block the rung, and with it every other channel."""
     topology, broker = TOPOLOGIES[name], BROKERS[name]
     _, key = topology.route(channel, 1)
     [last] = {rung.arguments["x-dead-letter-exchange"] for rung in topology.rungs()} - {
@@ -277,7 +277,7 @@ def test_no_plugin_is_needed(topology: Topology) -> None:
     assert {queue.arguments["x-queue-type"] for queue in topology.queues()} <= {"quorum", "stream"}
 
 
-def test_a_ladder_lets_go_only_of_what_the_next_queue_has() -> None:
+def test_a_ladder_removes_a_message_only_once_the_next_queue_has_it() -> None:
     """C11: at least once, which needs that full queues refuse instead of dropping."""
     relays = [LADDER.relay_queue(channel) for channel in ("orders", "events:x")]
     for rung in (*LADDER.rungs(), *relays):
@@ -298,7 +298,7 @@ def test_a_tick_that_is_none_is_refused(tick_ms: int) -> None:
         Topology(tick_ms=tick_ms)
 
 
-def test_bindings_name_only_what_is_declared() -> None:
+def test_bindings_name_only_declared_objects() -> None:
     for topology in TOPOLOGIES.values():
         exchanges = {each.name for each in topology.exchanges()}
         queues = {each.name for each in topology.queues()}

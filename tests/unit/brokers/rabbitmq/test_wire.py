@@ -178,7 +178,7 @@ def test_a_content_type_of_others_becomes_one_that_every_broker_carries(given: s
     assert read(content_type=given).message.content_type == read_as
 
 
-def test_what_a_broker_notes_about_a_message_of_ours_is_not_taken_for_a_header_of_the_user() -> None:
+def test_headers_that_a_broker_adds_are_not_taken_for_headers_of_the_user() -> None:
     """Users of ours write text only, also by names that begin with ``x-``; a broker of a later version counts more."""
     message = make(headers={"x-request-id": "abc"})
     properties = wire.encode_properties(message, now=NOW)
@@ -212,7 +212,9 @@ def test_headers_that_only_begin_like_reserved_ones_are_not_refused() -> None:
         ({"priority": -1}, "priority: -1 is not an AMQP priority; use 0 to 255"),
     ],
 )
-def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(options: dict[str, Any], problem: str) -> None:
+def test_messages_that_amqp_cannot_carry_are_refused_before_they_are_sent(
+    options: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(InvalidMessageError, match=problem):
         wire.check_message(make(**options))
 

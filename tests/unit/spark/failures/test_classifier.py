@@ -46,7 +46,7 @@ def test_a_lost_shuffle_file_is_no_missing_file() -> None:
     )
 
 
-def test_a_declared_cause_decides_over_what_it_caused() -> None:
+def test_a_declared_cause_decides_over_its_effects() -> None:
     assert (
         verdict(
             "Traceback (most recent call last):",
@@ -93,7 +93,7 @@ def test_an_unknown_exception_is_not_explained_by_an_earlier_one() -> None:
     )
 
 
-def test_an_ending_that_says_nothing_is_explained_by_what_came_before() -> None:
+def test_an_uninformative_end_is_explained_by_earlier_lines() -> None:
     assert (
         verdict(
             "26/01/01 00:00:00 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are "
@@ -107,7 +107,7 @@ def test_an_ending_that_says_nothing_is_explained_by_what_came_before() -> None:
     )
 
 
-def test_what_a_later_job_survived_decides_nothing() -> None:
+def test_errors_that_a_later_job_survived_decide_nothing() -> None:
     failed = ["26/01/01 00:00:00 ERROR Executor: Exception in task 0.0 in stage 0.0 (TID 0)", REFUSED]
 
     assert verdict(*failed) is Verdict.TRANSIENT
@@ -127,7 +127,7 @@ def test_a_record_of_another_thread_does_not_cut_a_traceback() -> None:
     )
 
 
-def test_a_kill_signal_decides_over_what_was_logged_before() -> None:
+def test_a_kill_signal_decides_over_earlier_log_lines() -> None:
     logged = ["26/01/01 00:00:00 WARN Client: trouble", REFUSED]
 
     for exit_code in (137, 143, -9, -15):
@@ -157,9 +157,9 @@ def test_exit_codes_speak_when_nothing_else_does() -> None:
 
 
 def test_the_exit_code_is_read_from_the_exception_of_the_hook() -> None:
-    told = Evidence(exception="Cannot execute: spark-submit job.py. Error code is: 137.")
+    evidence = Evidence(exception="Cannot execute: spark-submit job.py. Error code is: 137.")
 
-    assert classify(told).verdict is Verdict.INFRASTRUCTURE
+    assert classify(evidence).verdict is Verdict.INFRASTRUCTURE
 
 
 def test_the_code_of_a_driver_elsewhere_says_more_than_that_of_the_submission() -> None:
@@ -215,7 +215,7 @@ def test_an_error_condition_of_the_json_line_is_enough() -> None:
     assert verdict(json.dumps(entry)) is Verdict.PERMANENT
 
 
-def test_secrets_do_not_reach_the_finding() -> None:
+def test_secrets_do_not_reach_the_classification() -> None:
     classification = classify(
         Evidence(
             output=[
@@ -245,7 +245,7 @@ def test_lines_that_lost_their_indentation_are_read_all_the_same() -> None:
     assert verdict(*stripped) is Verdict.PERMANENT
 
 
-def test_what_airflow_and_containers_put_before_a_line_is_ignored() -> None:
+def test_prefixes_of_airflow_and_containers_are_ignored() -> None:
     airflow = "[2026-01-01 00:00:00,000] {spark_submit.py:536} INFO - "
     runtime = "2026-01-01T00:00:00.123456789Z stderr F "
 

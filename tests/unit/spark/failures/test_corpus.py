@@ -16,7 +16,7 @@ CORPUS = recorded()
 
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
-def test_a_recorded_failure_is_called_what_it_is(entry: Recorded) -> None:
+def test_a_recorded_failure_gets_the_right_verdict(entry: Recorded) -> None:
     classification = entry.classification()
 
     assert classification.verdict is entry.expected, f"{classification}\nbut: {entry.why}"

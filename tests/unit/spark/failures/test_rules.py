@@ -1,4 +1,4 @@
-"""Rules of one's own: how they are written, and what is refused."""
+"""Custom rules: their syntax, and refused input."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_bad_rule_is_refused_with_rule_field_and_remedy(change: dict[str, Any]
     assert problem in str(refused.value)
 
 
-def test_what_is_no_list_of_rules_is_refused() -> None:
+def test_a_document_that_is_no_list_of_rules_is_refused() -> None:
     for wrong in (RULE, "rules", [RULE, RULE], ["rule"]):
         with pytest.raises(ConfigurationError):
             Rules.builtin().extended_by(wrong)  # type: ignore[arg-type]

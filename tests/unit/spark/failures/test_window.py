@@ -25,7 +25,7 @@ def test_gaps_say_how_many_lines_are_missing() -> None:
     assert len(lines) == 201
 
 
-def test_the_first_error_is_kept_with_what_follows_it() -> None:
+def test_the_first_error_is_kept_with_the_lines_after_it() -> None:
     lines = fed(*[NOISE] * 500, "java.io.IOException: broken", "\tat a.b.C", *[NOISE] * 5000).lines()
 
     assert "java.io.IOException: broken" in lines
@@ -39,7 +39,7 @@ def test_decisive_lines_of_the_whole_stream_are_kept() -> None:
     assert [line for line in lines if line in middle] == middle
 
 
-def test_the_name_after_a_traceback_is_kept_whatever_it_is() -> None:
+def test_any_exception_name_after_a_traceback_is_kept() -> None:
     traceback = ["Traceback (most recent call last):", '  File "job.py"', "    load()", "shop.TooFew: 3"]
 
     assert "shop.TooFew: 3" in fed("ERROR: first", *[NOISE] * 500, *traceback, *[NOISE] * 5000).lines()

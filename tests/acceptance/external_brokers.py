@@ -1,4 +1,4 @@
-"""What is asked in the same words of every broker outside of the ledger, in a real Airflow."""
+"""Checks that the tests of RabbitMQ and of Kafka in a real Airflow share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.servers.airflow_api import AirflowApi
 
 
 def receive(broker: Broker, channel: str, n: int, *, seconds: float = 120) -> list[Message]:
-    """Take ``n`` messages from a channel, and what else is there by then."""
+    """Take at least ``n`` messages from a channel."""
     deadline, received = time.monotonic() + seconds, list[Message]()
     while len(received) < n and time.monotonic() < deadline:
         deliveries = broker.receive(channel, limit=500)

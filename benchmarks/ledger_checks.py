@@ -1,4 +1,4 @@
-"""Looks into a ledger, after the clock has stopped, whether everything is where it should be."""
+"""Checks of a ledger after a measurement: all messages are in the expected state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
 from airflow_delay_provider.domain.lifecycle import State
-from benchmarks.measuring import expect
+from benchmarks.measurement import expect
 
 
 def expect_ledger(url: str, *, scheduled: int, dispatched: int, in_channels: int, events: int) -> None:
-    """Compare the rows with what is wanted, and the counts that the ledger keeps with the rows."""
+    """Compare the rows with the expected ones, and the counts of the ledger with the rows."""
     ledger = Ledger(url)
     try:
         with ledger.read() as connection:

@@ -1,4 +1,4 @@
-"""Measurements, their spread over repeats, and what must be true for a measurement to count."""
+"""Measurements, their spread over repeats, and checks of their validity."""
 
 from __future__ import annotations
 
