@@ -6,7 +6,7 @@ import { HOME, withConnId } from "./links";
 
 const PAGES = [
   { path: HOME, label: "Overview" },
-  { path: `${HOME}/messages`, label: "Messages" },
+  { path: `${HOME}/messages?state=SCHEDULED`, label: "Messages" },
   { path: `${HOME}/retries`, label: "Spark retries" },
   { path: `${HOME}/dead-letters`, label: "Dead letters" },
 ];

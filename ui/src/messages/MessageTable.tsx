@@ -6,7 +6,7 @@ import {
   type RowSelectionState,
   useReactTable,
 } from "@tanstack/react-table";
-import type { ReactNode } from "react";
+import { type ReactNode, useMemo } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
 import type { DeadLetter, MessageSummary } from "../api/client";
@@ -47,9 +47,12 @@ interface Props<T extends MessageSummary> {
 export function MessageTable<T extends MessageSummary>({ messages, columns, caption, list, selection }: Props<T>) {
   const ids = selection?.ids ?? [];
   const { rows, changes, touch, showChanges } = useSteadyRows(messages, list, ids.length > 0);
+  const hasCheckboxes = selection !== undefined;
+  const allColumns = useMemo(() => (hasCheckboxes ? [selectColumn<T>(), ...columns] : columns), [hasCheckboxes, columns]);
   const table = useReactTable({
     data: rows,
-    columns: selection === undefined ? columns : [selectColumn<T>(), ...columns],
+    columns: allColumns,
+    autoResetAll: false,
     getCoreRowModel: getCoreRowModel(),
     getRowId: ({ id }) => id,
     enableRowSelection: ({ original }) => original.can_edit,
@@ -61,11 +64,11 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
   });
 
   return (
-    <>
-      <Box aria-live="polite" minH={8}>
+    <Box position="relative">
+      <Box aria-live="polite" insetEnd={0} position="absolute" top={1} zIndex={1}>
         {changes > 0 && (
           <Button onClick={showChanges} size="xs" variant="subtle">
-            The list has changed: show {changes === 1 ? "1 change" : `${changes} changes`}
+            Show {changes === 1 ? "1 change" : `${changes} changes`}
           </Button>
         )}
       </Box>
@@ -74,6 +77,7 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
         onFocus={() => touch(true)}
         onPointerEnter={() => touch(true)}
         onPointerLeave={() => touch(false)}
+        whiteSpace="normal"
       >
         <Table.Root size="sm" tableLayout={{ base: "auto", md: "fixed" }}>
           <Table.Caption srOnly>{caption}</Table.Caption>
@@ -105,7 +109,7 @@ export function MessageTable<T extends MessageSummary>({ messages, columns, capt
           </Table.Body>
         </Table.Root>
       </Table.ScrollArea>
-    </>
+    </Box>
   );
 }
 

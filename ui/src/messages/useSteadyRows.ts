@@ -1,4 +1,4 @@
-import { useState } from "react";
+import { useMemo, useState } from "react";
 
 interface Row {
   id: string;
@@ -21,8 +21,10 @@ export function useSteadyRows<T extends Row>(fresh: T[], list: string, hasSelect
   const [isTouched, setIsTouched] = useState(false);
   const [held, setHeld] = useState<{ list: string; rows: T[] } | null>(null);
   const isHeld = held?.list === list && (isTouched || hasSelection);
+  // The same array as long as nothing changes, because a table begins again with each new one.
+  const rows = useMemo(() => (isHeld ? updateRows(held.rows, fresh) : fresh), [isHeld, held, fresh]);
   return {
-    rows: isHeld ? updateRows(held.rows, fresh) : fresh,
+    rows,
     changes: isHeld ? countChanges(held.rows, fresh) : 0,
     touch: (touched) => {
       if (touched && !isHeld) {

@@ -10,6 +10,7 @@ import {
   LinearScale,
   LineController,
   LineElement,
+  LogarithmicScale,
   PointElement,
   Tooltip,
 } from "chart.js";
@@ -26,6 +27,7 @@ ChartJs.register(
   LinearScale,
   LineController,
   LineElement,
+  LogarithmicScale,
   PointElement,
   Tooltip,
 );
@@ -45,9 +47,11 @@ interface Props {
   times: string[];
   lines: Line[];
   format?: (value: number) => string;
+  /** For values from milliseconds to days. */
+  isLogarithmic?: boolean;
 }
 
-export function Chart({ kind, description, times, lines, format = (value) => value.toLocaleString("en") }: Props) {
+export function Chart({ kind, description, times, lines, format = formatNumber, isLogarithmic = false }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const chart = useRef<ChartJs>(null);
   const theme = useTheme();
@@ -68,7 +72,7 @@ export function Chart({ kind, description, times, lines, format = (value) => val
       const zone = viewerZone();
       const moments = times.map((at) => formatInZone(new Date(at), zone));
       const isLong = Date.parse(times.at(-1) ?? "") - Date.parse(times[0] ?? "") > 2 * 86_400_000;
-      chart.current.options = optionsOf(moments, lines, format);
+      chart.current.options = optionsOf(moments, lines, format, isLogarithmic);
       chart.current.data = dataOf(moments, lines, isLong);
       chart.current.update();
     }
@@ -81,9 +85,22 @@ export function Chart({ kind, description, times, lines, format = (value) => val
   );
 }
 
-function optionsOf(moments: string[], lines: Line[], format: (value: number) => string): ChartOptions {
+function formatNumber(value: number): string {
+  return value.toLocaleString("en");
+}
+
+function isPowerOfTen(value: number): boolean {
+  return Number.isInteger(Math.log10(value));
+}
+
+function optionsOf(
+  moments: string[],
+  lines: Line[],
+  format: (value: number) => string,
+  isLogarithmic: boolean,
+): ChartOptions {
   const text = colourOf("fg.muted");
-  const grid = { color: colourOf("border") };
+  const y = { border: { display: false }, grid: { color: colourOf("border") } };
   return {
     // Nothing moves, so a viewer's wish for less motion is always met.
     animation: false,
@@ -91,12 +108,19 @@ function optionsOf(moments: string[], lines: Line[], format: (value: number) => 
     interaction: { mode: "index", intersect: false },
     scales: {
       x: { grid: { display: false }, ticks: { color: text, maxRotation: 0, autoSkipPadding: 16 } },
-      y: {
-        beginAtZero: true,
-        border: { display: false },
-        grid,
-        ticks: { color: text, maxTicksLimit: 6, callback: (value) => format(Number(value)) },
-      },
+      y: isLogarithmic
+        ? {
+            ...y,
+            type: "logarithmic",
+            suggestedMax: 1000,
+            ticks: { color: text, callback: (value) => (isPowerOfTen(Number(value)) ? format(Number(value)) : null) },
+          }
+        : {
+            ...y,
+            type: "linear",
+            beginAtZero: true,
+            ticks: { color: text, maxTicksLimit: 6, precision: 0, callback: (value) => format(Number(value)) },
+          },
     },
     plugins: {
       legend: { display: lines.length > 1, labels: { boxHeight: 8, boxWidth: 8, color: text } },
@@ -120,7 +144,7 @@ function dataOf(moments: string[], lines: Line[], isLong: boolean): ChartData {
       hoverBackgroundColor: colourOf(colour),
       borderColor: colourOf(colour),
       borderWidth: 1.5,
-      pointRadius: 0,
+      pointRadius: values.filter((value) => value !== null).length < 3 ? 2 : 0,
       pointHitRadius: 8,
       spanGaps: true,
     })),

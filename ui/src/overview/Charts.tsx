@@ -1,4 +1,4 @@
-import { Grid, Text } from "@chakra-ui/react";
+import { Alert, Grid, Text } from "@chakra-ui/react";
 
 import type { SeriesPoint } from "../api/client";
 import { useSeries, useUpcoming } from "../api/queries";
@@ -8,7 +8,7 @@ import { Section } from "../layout/Section";
 import { describeSpan } from "../time/span";
 import { Chart, type Line } from "./Chart";
 
-const COLUMNS = { base: "minmax(0, 1fr)", lg: "minmax(0, 1fr) minmax(0, 1fr)" };
+const COLUMNS = { base: "minmax(0, 1fr)", lg: "repeat(3, minmax(0, 1fr))" };
 
 export function UpcomingChart() {
   const range = useRange("upcoming");
@@ -44,14 +44,17 @@ export function SeriesCharts() {
     <Section controls={<RangeSwitch label="Figures of the last" name="range" />} title="Over time">
       <Loaded query={useSeries(range)}>
         {({ points }) => (
+          <>
+          <Early points={points} />
           <Grid gap={6} templateColumns={COLUMNS}>
             <Figure
               description={`Lateness of dispatched messages. ${worstLateness(points)}`}
               format={describeSpan}
+              isLogarithmic
               lines={[
-                line("p50", "green.solid", points, (point) => point.lateness?.p50_ms ?? null),
-                line("p95", "orange.solid", points, (point) => point.lateness?.p95_ms ?? null),
-                line("p99", "red.solid", points, (point) => point.lateness?.p99_ms ?? null),
+                line("p50", "green.fg", points, (point) => atLeastOne(point.lateness?.p50_ms)),
+                line("p95", "orange.fg", points, (point) => atLeastOne(point.lateness?.p95_ms)),
+                line("p99", "red.fg", points, (point) => atLeastOne(point.lateness?.p99_ms)),
               ]}
               points={points}
               title="Lateness"
@@ -59,24 +62,36 @@ export function SeriesCharts() {
             <Figure
               description={`Messages per interval: ${sum(points, "scheduled")} scheduled, ${sum(points, "dispatched")} dispatched, ${sum(points, "cancelled")} cancelled, ${sum(points, "dead")} dead`}
               lines={[
-                line("scheduled", "blue.solid", points, (point) => point.scheduled),
-                line("dispatched", "green.solid", points, (point) => point.dispatched),
-                line("cancelled", "gray.solid", points, (point) => point.cancelled),
-                line("dead", "red.solid", points, (point) => point.dead),
+                line("scheduled", "blue.fg", points, (point) => point.scheduled),
+                line("dispatched", "green.fg", points, (point) => point.dispatched),
+                line("cancelled", "gray.fg", points, (point) => point.cancelled),
+                line("dead", "red.fg", points, (point) => point.dead),
               ]}
               points={points}
               title="Throughput"
             />
             <Figure
               description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
-              lines={[line("scheduled", "blue.solid", points, (point) => point.depth)]}
+              lines={[line("scheduled", "blue.fg", points, (point) => point.depth)]}
               points={points}
               title="Depth: messages that wait"
             />
           </Grid>
+          </>
         )}
       </Loaded>
     </Section>
+  );
+}
+
+/** A message that is dispatched too early is a defect, such as a wrong clock; it must not go unseen. */
+function Early({ points }: { points: SeriesPoint[] }) {
+  const early = sum(points, "early");
+  return early === 0 ? null : (
+    <Alert.Root mb={3} size="sm" status="error">
+      <Alert.Indicator />
+      <Alert.Title>{early.toLocaleString("en")} messages were dispatched before their delivery time.</Alert.Title>
+    </Alert.Root>
   );
 }
 
@@ -86,15 +101,16 @@ interface FigureProps {
   points: SeriesPoint[];
   lines: Line[];
   format?: (value: number) => string;
+  isLogarithmic?: boolean;
 }
 
-function Figure({ title, description, points, lines, format }: FigureProps) {
+function Figure({ title, points, ...chart }: FigureProps) {
   return (
     <figure>
       <Text asChild fontSize="sm" fontWeight="semibold">
         <figcaption>{title}</figcaption>
       </Text>
-      <Chart description={description} format={format} kind="line" lines={lines} times={points.map(({ at }) => at)} />
+      <Chart {...chart} kind="line" times={points.map(({ at }) => at)} />
     </figure>
   );
 }
@@ -103,7 +119,12 @@ function line(label: string, colour: string, points: SeriesPoint[], value: (poin
   return { label, colour, values: points.map(value) };
 }
 
-function sum(points: SeriesPoint[], name: "scheduled" | "dispatched" | "cancelled" | "dead"): number {
+/** A logarithmic scale has no zero. */
+function atLeastOne(ms: number | undefined): number | null {
+  return ms === undefined ? null : Math.max(1, ms);
+}
+
+function sum(points: SeriesPoint[], name: "scheduled" | "dispatched" | "cancelled" | "dead" | "early"): number {
   return points.reduce((total, point) => total + point[name], 0);
 }
 

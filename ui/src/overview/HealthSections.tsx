@@ -81,7 +81,7 @@ function Dispatchers({ dispatchers }: { dispatchers: DispatcherStatus[] }) {
     return <Text color="fg.muted">No dispatcher has reported to this ledger yet.</Text>;
   }
   return (
-    <Table.ScrollArea>
+    <Table.ScrollArea whiteSpace="normal">
       <Table.Root size="sm">
         <Table.Header>
           <Table.Row>
@@ -138,7 +138,7 @@ function Brokers({ brokers }: { brokers: BrokerStatus[] }) {
     return <Text color="fg.muted">No dispatcher has checked a broker yet.</Text>;
   }
   return (
-    <Table.ScrollArea>
+    <Table.ScrollArea whiteSpace="normal">
       <Table.Root size="sm">
         <Table.Header>
           <Table.Row>

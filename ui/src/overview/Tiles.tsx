@@ -1,4 +1,4 @@
-import { Link, SimpleGrid, Stat, Text } from "@chakra-ui/react";
+import { Link, SimpleGrid, Stat } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
@@ -66,9 +66,7 @@ function Tile({ label, value, to, isBad = false, children }: TileProps) {
       <Stat.ValueText color={isBad ? "fg.error" : undefined}>
         {typeof value === "number" ? value.toLocaleString("en") : value}
       </Stat.ValueText>
-      <Text color="fg.muted" fontSize="xs">
-        {children}
-      </Text>
+      <Stat.HelpText as="dd">{children}</Stat.HelpText>
     </Stat.Root>
   );
 }

@@ -23,7 +23,7 @@ export function AttemptList({ history }: { history: SparkAttempts }) {
           </Progress.Root>
         ))}
       </Flex>
-      <Table.ScrollArea>
+      <Table.ScrollArea whiteSpace="normal">
         <Table.Root size="sm">
           <Table.Caption srOnly>Attempts</Table.Caption>
           <Table.Header>

@@ -40,14 +40,15 @@ export function RetryCard({ retry }: { retry: Retry }) {
         </Flex>
         <Stack gap={1}>
           <Text>
-            Attempt {retry.attempt} failed: <Badge variant="surface">{retry.verdict}</Badge>
+            Last failure: <Badge variant="surface">{retry.verdict}</Badge>
           </Text>
           <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere">
             {retry.reason}
           </Text>
           <Text>
-            Next try <Moment at={retry.next_try_at} /> (<Countdown at={retry.next_try_at} />
-            ). It waits {WAITS_FOR[retry.waits_for] ?? `for ${retry.waits_for}`}, since <Distance at={retry.began_at} />.
+            Attempt {retry.attempt} waits {WAITS_FOR[retry.waits_for] ?? `for ${retry.waits_for}`}:{" "}
+            <Moment at={retry.next_try_at} /> (<Countdown at={retry.next_try_at} />
+            ). The first attempt was <Distance at={retry.began_at} />.
           </Text>
           <CircuitText circuit={retry.circuit} />
         </Stack>
