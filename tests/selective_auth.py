@@ -1,4 +1,4 @@
-"""An auth manager whose viewers may read the task instances of one DAG only."""
+"""An auth manager that lets viewers read, and editors change, the task instances of one DAG only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 OPEN_DAG = "open_invoices"
 CLOSED_DAG = "secret_payroll"
+_METHODS = {"VIEWER": {"GET"}, "USER": {"GET", "PUT"}}
 
 
 class SelectiveAuthManager(SimpleAuthManager):
-    """Admins may do everything; viewers may read ``OPEN_DAG``."""
+    """Admins may do everything; viewers may read ``OPEN_DAG``, and users may also change its task instances."""
 
     def is_authorized_dag(
         self,
@@ -23,7 +24,8 @@ class SelectiveAuthManager(SimpleAuthManager):
         access_entity: DagAccessEntity | None = None,
         details: DagDetails | None = None,
     ) -> bool:
-        if user.role and user.role.upper() == "ADMIN":
+        role = (user.role or "").upper()
+        if role == "ADMIN":
             return True
-        asked = (method, access_entity, details.id if details else None)
-        return asked == ("GET", DagAccessEntity.TASK_INSTANCE, OPEN_DAG)
+        asked = (access_entity, details.id if details else None)
+        return asked == (DagAccessEntity.TASK_INSTANCE, OPEN_DAG) and method in _METHODS.get(role, set())

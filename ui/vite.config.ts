@@ -3,7 +3,7 @@ import { resolve } from "node:path";
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vitest/config";
 
-import { buildRecord } from "./scripts/buildRecord";
+import { buildRecord } from "./scripts/buildRecord.ts";
 
 const root = import.meta.dirname;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -41,8 +41,14 @@ from airflow_delay_provider.domain.message import require_message_id
 
 router = APIRouter(prefix="/actions", tags=["actions"], dependencies=[Depends(require_custom_header)])
 
-#: A dry run counts no more messages than this.
-MOST_COUNTED = 10 * MAX_PER_ACTION
+#: A dry run counts no more messages than are on this many pages.
+PAGES_COUNTED = 10
+_DONE: dict[ActionName, str] = {
+    "cancel": "cancelled",
+    "expedite": "expedited",
+    "reschedule": "rescheduled",
+    "replay": "replayed",
+}
 _ERRORS = describes(404, 409, 412)
 
 
@@ -90,6 +96,10 @@ class _Action:
         self._opened: OpenLedger = find_ledger(request, body.conn_id)
         self._presenter = Presenter(request, self._opened, permissions)
         self._deliver_at = self._parse_deliver_at()
+        self._due_ms = None if self._deliver_at is None else ceil_ms(self._deliver_at)
+        #: A refusal is the answer then; otherwise it is part of the answer.
+        self._is_single = body.ids is not None and len(set(body.ids)) == 1
+        self._generation = self._parse_generation()
         self._state = State.DEAD if action == "replay" else State.SCHEDULED
 
     def run(self) -> ActionResult:
@@ -128,6 +138,13 @@ class _Action:
         self._opened.limits.check_delay(due, now=now)
         return due
 
+    def _parse_generation(self) -> int | None:
+        body = self._body
+        generation = body.generation if isinstance(body, RescheduleBody) else None
+        if generation is not None and not self._is_single:
+            raise InvalidMessageError("generation", "is for one message", "give one id, or leave it out")
+        return generation
+
     # -- choosing ------------------------------------------------------------------------------------------------
 
     def _choose_by_id(self, ids: Sequence[str]) -> _Chosen:
@@ -141,7 +158,7 @@ class _Action:
             if refusal is None and record is not None:
                 chosen.records.append(record)
             elif refusal is not None:
-                if len(wanted) == 1:
+                if self._is_single:
                     raise HTTPException(refusal.status, refusal.detail)
                 chosen.refused.append(refusal)
         chosen.matched = len(chosen.records)
@@ -154,30 +171,42 @@ class _Action:
             what = "this message" if record.message.origin is None else "task instances of its DAG"
             return Refusal(id=message_id, status=403, detail=f"You may not edit {what}.")
         if record.state is not self._state:
-            done = f"{CHANGES[self._action].value} any more"
             return Refusal(
                 id=message_id,
                 status=409,
                 detail=f"Message {message_id!r} is {record.state.name} since {record.updated_at:%Y-%m-%d %H:%M:%S} UTC"
-                f" and cannot be {done}; only a {self._state.name.lower()} message can.",
+                f" and cannot be {_DONE[self._action]}; only a {self._state.name.lower()} message can.",
+            )
+        if self._generation not in (None, record.generation):
+            return Refusal(
+                id=message_id,
+                status=409,
+                detail=f"Message {message_id!r} has been changed since you read it; read it again.",
             )
         return None
 
     def _choose_by_filter(self, given: MessageFilter) -> _Chosen:
         criteria = criteria_of(self._opened, given, self._state)
+        if self._action == "expedite":
+            # Messages that are due do not need it, and would be found again on a later page, for ever.
+            due_from_ms = max(criteria.due_from_ms or 0, self._opened.now_ms() + 1)
+            criteria = replace(criteria, due_from_ms=due_from_ms)
         chosen = _Chosen(next=self._body.page)
-        most = MOST_COUNTED if self._body.dry_run else MAX_PER_ACTION
         with self._opened.ledger.read() as connection:
-            while True:
+            for _ in range(PAGES_COUNTED if self._body.dry_run else 1):
                 found = search.search(
-                    connection, criteria, token=chosen.next, size=MAX_PER_ACTION, is_visible=self._presenter.may_edit
+                    connection, criteria, token=chosen.next, size=MAX_PER_ACTION, is_visible=self._is_to_change
                 )
                 chosen.matched += len(found.records)
                 chosen.next = found.next
-                if not self._body.dry_run:
-                    chosen.records += found.records
-                if found.next is None or chosen.matched >= most or not found.is_complete:
-                    return chosen
+                chosen.records += found.records
+                if found.next is None:
+                    break
+        return chosen
+
+    def _is_to_change(self, record: MessageRecord) -> bool:
+        # An earlier page may have rescheduled it already.
+        return ceil_ms(record.message.deliver_at) != self._due_ms and self._presenter.may_edit(record)
 
     # -- changing ------------------------------------------------------------------------------------------------
 
@@ -198,25 +227,29 @@ class _Action:
             if self._action == "replay":
                 return self._replay(destination, held_by_broker, channel, ids, chosen)
             if not held_by_broker:
-                return _change_each(self._change_in_ledger, ids, chosen)
+                return self._change_each(self._change_in_ledger, ids, chosen)
             with open_hook(destination, hold=Hold.BROKER) as hook:
-                return _change_each(partial(self._change_in_broker, hook.get_conn()), ids, chosen)
+                return self._change_each(partial(self._change_in_broker, hook.get_conn()), ids, chosen)
         except DelayError as error:
-            if len(chosen.records) == 1:
-                raise
-            chosen.refused += [Refusal(id=each, status=status_of(error), detail=detail_of(error)) for each in ids]
+            self._refuse_all(ids, error, chosen)
             return 0
 
+    def _refuse_all(self, ids: Sequence[str], error: DelayError, chosen: _Chosen) -> None:
+        if self._is_single:
+            raise error
+        known = {each.id for each in chosen.refused}
+        chosen.refused += [
+            Refusal(id=each, status=status_of(error), detail=detail_of(error)) for each in ids if each not in known
+        ]
+
     def _change_in_ledger(self, ids: Sequence[str]) -> None:
-        generation = self._body.generation if isinstance(self._body, RescheduleBody) else None
-        due_ms = None if self._deliver_at is None else ceil_ms(self._deliver_at)
         self._opened.ledger.transact(
             scheduling.change_waiting,
             ids,
             CHANGES[self._action],
             now_ms=self._opened.now_ms(),
-            deliver_at_ms=self._opened.now_ms() if self._action == "expedite" else due_ms,
-            generation=generation,
+            deliver_at_ms=self._opened.now_ms() if self._action == "expedite" else self._due_ms,
+            generation=self._generation,
             reason=f"requested by {self._user}",
         )
 
@@ -233,13 +266,23 @@ class _Action:
         conn_id = destination or self._opened.conn_id
         with open_hook(conn_id, hold=hold) as hook:
             done = hook.get_conn().replay(DeadLetters(message_ids=tuple(ids), channel=channel))
-        if done.missing and len(ids) == 1:
-            raise ConflictError(ids[0], _not_dead(channel, held_by_broker))
-        chosen.refused += [
-            Refusal(id=each, status=409, detail=f"message {each!r} {_not_dead(channel, held_by_broker)}")
-            for each in done.missing
-        ]
+        for each in done.missing:
+            self._refuse_all([each], ConflictError(each, _not_dead(channel, held_by_broker)), chosen)
         return done.count
+
+    def _change_each(self, change: Callable[[Sequence[str]], None], ids: list[str], chosen: _Chosen) -> int:
+        """Change messages, all but those that are refused, and return how many were changed."""
+        waiting = list(ids)
+        while waiting:
+            try:
+                change(waiting)
+                break
+            except LifecycleError as error:
+                # A broker that cannot recall one message cannot recall any.
+                refused = waiting if isinstance(error, NoRecallError) else [error.message_id]
+                self._refuse_all(refused, error, chosen)
+                waiting = [each for each in waiting if each not in refused]
+        return len(waiting)
 
 
 def _not_dead(channel: str, held_by_broker: bool) -> str:
@@ -249,20 +292,3 @@ def _not_dead(channel: str, held_by_broker: bool) -> str:
             " replay-parked`"
         )
     return "is not dead any more"
-
-
-def _change_each(change: Callable[[Sequence[str]], None], ids: list[str], chosen: _Chosen) -> int:
-    """Change messages, all but those that are refused, and return how many were changed."""
-    waiting = list(ids)
-    while waiting:
-        try:
-            change(waiting)
-            break
-        except LifecycleError as error:
-            if len(chosen.records) == 1:
-                raise
-            # A broker that cannot recall one message cannot recall any.
-            refused = waiting if isinstance(error, NoRecallError) else [error.message_id]
-            chosen.refused += [Refusal(id=each, status=status_of(error), detail=detail_of(error)) for each in refused]
-            waiting = [each for each in waiting if each not in refused]
-    return len(waiting)

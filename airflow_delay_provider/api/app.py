@@ -11,15 +11,21 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from airflow_delay_provider.api import actions, messages, overview, retries, scheduling
 from airflow_delay_provider.api.auth import require_reader
 from airflow_delay_provider.api.ledgers import OpenLedgers
-from airflow_delay_provider.api.problems import handle_errors
+from airflow_delay_provider.api.problems import describe_problems, handle_errors
 from airflow_delay_provider.api.static import mount_static
 
 TITLE = "Delayed messages"
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of the API, with errors as they are."""
+        return describe_problems(super().openapi())
+
+
 def create_app() -> FastAPI:
     """Return the application. It opens nothing before the first request, and only signed-in users can use its API."""
-    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_close_at_end)
+    app = _Application(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_close_at_end)
     app.state.ledgers = OpenLedgers()
     handle_errors(app)
     app.include_router(_create_api())

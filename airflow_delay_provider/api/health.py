@@ -27,6 +27,7 @@ class Observed:
 
     now: datetime
     database_now: datetime
+    #: The last seen first.
     dispatchers: Sequence[DispatcherRecord]
     brokers: Sequence[BrokerStatus]
     outages: Mapping[str, Outage]
@@ -72,7 +73,8 @@ def _problem(severity: Literal["error", "warning"], subject: str, text: str, rem
 
 def _absent_dispatchers(observed: Observed) -> Iterator[HealthProblem]:
     needed = observed.waiting_embedded > 0 or bool(observed.waiting_destinations)
-    was_stopped = all(each.stopped_at is not None for each in observed.dispatchers)
+    last = next(iter(observed.dispatchers), None)
+    was_stopped = last is None or last.stopped_at is not None
     if observed.alive or (was_stopped and not needed):
         return
     gap = find_gap(observed.dispatchers)
@@ -86,14 +88,13 @@ def _absent_dispatchers(observed: Observed) -> Iterator[HealthProblem]:
 
 
 def _unserved_connections(observed: Observed) -> Iterator[HealthProblem]:
-    """Connections that a dispatcher served until it died, and that no other serves."""
+    """Connections whose last dispatcher has died."""
     for what, option, consequence in (
         ("kafka_connections", "--kafka", "Delayed messages of this Kafka connection wait until one runs."),
         ("index_connections", "--index", "Messages of this connection are not listed until one runs."),
     ):
-        served = {conn_id for each in observed.alive for conn_id in getattr(each, what)}
-        gone = [each for each in observed.dispatchers if not each.is_alive and each.stopped_at is None]
-        for conn_id in sorted({conn_id for each in gone for conn_id in getattr(each, what)} - served):
+        last = {conn_id: each for each in reversed(observed.dispatchers) for conn_id in getattr(each, what)}
+        for conn_id in sorted(conn_id for conn_id, each in last.items() if each.status == "gone"):
             yield _problem(
                 "error",
                 conn_id,
@@ -173,10 +174,17 @@ def _circuits(observed: Observed) -> Iterator[HealthProblem]:
 def _overdue(observed: Observed) -> Iterator[HealthProblem]:
     if observed.oldest_due is None or observed.now - observed.oldest_due < TOLERATED_LATENESS:
         return
-    many = f"more than {MOST_OVERDUE}" if observed.overdue > MOST_OVERDUE else str(observed.overdue)
+    n = observed.overdue
+    many = (
+        f"more than {MOST_OVERDUE} messages are"
+        if n > MOST_OVERDUE
+        else f"{n} messages are"
+        if n != 1
+        else "1 message is"
+    )
     yield _problem(
         "warning",
         "messages",
-        f"{many} messages are overdue, the first since {observed.oldest_due:%Y-%m-%d %H:%M:%S} UTC.",
+        f"{many} overdue, the first since {observed.oldest_due:%Y-%m-%d %H:%M:%S} UTC.",
         "See whether a dispatcher runs and whether the brokers accept messages.",
     )

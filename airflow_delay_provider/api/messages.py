@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
-from pydantic import AwareDatetime
 
 from airflow_delay_provider.api import airflow_tasks
 from airflow_delay_provider.api.auth import CurrentPermissions
@@ -22,6 +21,7 @@ from airflow_delay_provider.api.models import (
     MessageDetail,
     MessageFilter,
     MessagePage,
+    Moment,
     Overdue,
     StateCount,
     Text,
@@ -57,8 +57,8 @@ def _filter_of_request(
     run_id: Annotated[Text | None, Query()] = None,
     task_id: Annotated[Text | None, Query()] = None,
     map_index: Annotated[MapIndex | None, Query()] = None,
-    due_from: Annotated[AwareDatetime | None, Query()] = None,
-    due_to: Annotated[AwareDatetime | None, Query(description="Exclusive.")] = None,
+    due_from: Annotated[Moment | None, Query()] = None,
+    due_to: Annotated[Moment | None, Query(description="Exclusive.")] = None,
     search: Annotated[Text | None, Query(description="Part of the id.")] = None,
 ) -> MessageFilter:
     return MessageFilter(

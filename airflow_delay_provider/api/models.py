@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from airflow_delay_provider.domain.message import CHANNEL_FORM
 
 #: One call never changes more messages; repeat it for the others.
 MAX_PER_ACTION = 1000
@@ -20,8 +23,20 @@ def _require_storable(text: str) -> str:
     return text
 
 
+def _require_iso(value: object) -> object:
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str) or not re.match(r"\d{4}-\d\d-\d\d", value, re.ASCII):
+        raise ValueError("use ISO-8601 with a time zone, such as 2030-01-31T17:00:00Z")
+    return value
+
+
 #: A criterion: no message has longer names.
 Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_require_storable)]
+Channel = Annotated[str, Field(json_schema_extra={"pattern": f"^{CHANNEL_FORM.pattern}$"})]
+#: ISO-8601 with a time zone; numbers could be seconds or milliseconds.
+Moment = Annotated[AwareDatetime, BeforeValidator(_require_iso)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
 MapIndex = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
@@ -217,11 +232,11 @@ class Channels(Answer):
 class ScheduleBody(Body):
     """A message to schedule."""
 
-    channel: str
+    channel: Channel
     payload: JsonValue = Field(description="Text is stored as text/plain, anything else as JSON.")
     payload_base64: bool = Field(False, description="The payload is base64 text of binary data.")
-    deliver_at: AwareDatetime | None = Field(None, description="Not together with deliver_after.")
-    deliver_after: float | None = Field(None, description="Seconds from now.")
+    deliver_at: Moment | None = Field(None, description="Not together with deliver_after.")
+    deliver_after: Seconds | None = Field(None, description="Seconds from now.")
     message_id: Text | None = Field(None, description="By default a new UUID.")
     key: str | None = None
     headers: dict[str, str] = {}
@@ -253,8 +268,8 @@ class MessageFilter(Body):
     run_id: Text | None = None
     task_id: Text | None = None
     map_index: MapIndex | None = None
-    due_from: AwareDatetime | None = None
-    due_to: AwareDatetime | None = Field(None, description="Exclusive.")
+    due_from: Moment | None = None
+    due_to: Moment | None = Field(None, description="Exclusive.")
     search: Text | None = Field(None, description="Part of the id.")
 
 
@@ -271,11 +286,14 @@ class Selection(Body):
 class RescheduleBody(Selection):
     """Messages and their new delivery time."""
 
-    deliver_at: AwareDatetime | None = None
-    deliver_after: float | None = Field(None, description="Seconds from now; not together with ``page``.")
+    deliver_at: Moment | None = None
+    deliver_after: Seconds | None = Field(None, description="Seconds from now; not together with ``page``.")
     on_past: Literal["deliver", "fail"] = "deliver"
     generation: int | None = Field(
-        None, description="For one id: refuse with 409 if the message has changed since this generation."
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="For one id: refuse with 409 if the message has changed since this generation.",
     )
 
 

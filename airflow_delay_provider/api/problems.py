@@ -7,10 +7,10 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from airflow_delay_provider.api.auth import mask_secrets
 from airflow_delay_provider.api.models import Problem
@@ -26,6 +26,8 @@ from airflow_delay_provider.domain.exceptions import (
 )
 
 log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
 
 #: The first class that matches decides.
 _STATUSES: tuple[tuple[type[DelayError], HTTPStatus], ...] = (
@@ -60,6 +62,18 @@ def describes(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def describe_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """Correct an OpenAPI schema: errors have their own media type, and invalid requests get 400 instead of 422."""
+    for operation in (each for path in schema["paths"].values() for each in path.values()):
+        operation["responses"].pop("422", None)
+        for status, response in operation["responses"].items():
+            if status >= "400" and "application/json" in response["content"]:
+                response["content"] = {MEDIA_TYPE: response["content"].pop("application/json")}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(unused, None)
+    return schema
+
+
 def status_of(error: DelayError) -> HTTPStatus:
     """Return the HTTP status of an error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), HTTPStatus.SERVICE_UNAVAILABLE)
@@ -81,9 +95,7 @@ def handle_errors(app: FastAPI) -> None:
 def respond(status: int, detail: str, *, field: str | None = None, headers: Any = None) -> JSONResponse:
     """Return a problem."""
     problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, field=field)
-    return JSONResponse(
-        problem.model_dump(), status_code=status, media_type="application/problem+json", headers=headers
-    )
+    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
 async def _on_delay_error(_request: Request, error: DelayError) -> JSONResponse:
@@ -95,14 +107,19 @@ async def _on_delay_error(_request: Request, error: DelayError) -> JSONResponse:
     return respond(status, detail_of(error), field=field, headers=headers)
 
 
-async def _on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
+async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     detail = _SENTENCES.get(error.detail, error.detail)
-    return respond(error.status_code, detail, headers=error.headers)
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Starlette names the methods of one route; another one may have the same path.
+        routes = [each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE]
+        headers = {"Allow": ", ".join(sorted({method for route in routes for method in route.methods}))}
+    return respond(error.status_code, detail, headers=headers)
 
 
 async def _on_invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
-    first: dict[str, Any] = jsonable_encoder(error.errors()[0], custom_encoder={bytes: repr, Exception: str})
-    # The location begins with where the value stands: body, query, path or header.
-    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    others = f" ({len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
-    return respond(400, f"{field}: {first['msg']}{others}", field=field)
+    first, *others = error.errors()
+    # The location begins with where the value is: body, query, path or header. Inside of payloads it may be very long.
+    field = ".".join(str(part) for part in first["loc"][1:3]) or str(first["loc"][0])
+    more = f" ({len(others)} more)" if others else ""
+    return respond(400, f"{field}: {first['msg']}{more}", field=field)

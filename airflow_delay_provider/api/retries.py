@@ -58,12 +58,11 @@ def list_retries(
             found.records, listing.get_payloads(connection, [each.message.id for each in found.records])
         )
         outages = cluster_circuits.find_outages(connection)
-    histories = airflow_tasks.read_histories([ticket.origin for ticket in tickets.values()])
+    histories = airflow_tasks.read_histories([ticket.origin for _, ticket in tickets])
     return RetryPage(
         retries=[
             _retry(presenter, record, ticket, outages.get(ticket.cluster), histories.get(ticket.origin))
-            for record in found.records
-            if (ticket := tickets.get(record.message.id)) is not None
+            for record, ticket in tickets
         ],
         **presenter.page(found),
     )
@@ -117,13 +116,14 @@ def circuit_of(cluster: str, outage: Outage | None) -> Circuit:
     )
 
 
-def _read_tickets(records: Sequence[MessageRecord], payloads: dict[str, bytes]) -> dict[str, Ticket]:
-    """Return the tickets among the messages of the channel, by id."""
-    found = {
-        each.message.id: Ticket.from_message(replace(each.message, payload=payloads.get(each.message.id, b"")))
+def _read_tickets(records: Sequence[MessageRecord], payloads: dict[str, bytes]) -> list[tuple[MessageRecord, Ticket]]:
+    """Return the messages of the channel that are tickets of the tasks that scheduled them."""
+    found = [
+        (each, Ticket.from_message(replace(each.message, payload=payloads.get(each.message.id, b""))))
         for each in records
-    }
-    return {message_id: ticket for message_id, ticket in found.items() if ticket is not None}
+    ]
+    # Anybody can write a payload: another origin would show the attempts of tasks that the reader may not see.
+    return [(each, ticket) for each, ticket in found if ticket is not None and ticket.origin == each.message.origin]
 
 
 def _retry(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 
 from airflow_delay_provider.api.auth import CurrentPermissions, Permissions, require_custom_header
 from airflow_delay_provider.api.ledgers import open_hook
-from airflow_delay_provider.api.models import ScheduleBody, Scheduled, Text
-from airflow_delay_provider.api.problems import describes
+from airflow_delay_provider.api.models import Channel, ScheduleBody, Scheduled, Text
+from airflow_delay_provider.api.problems import describes, detail_of
 from airflow_delay_provider.api.representation import api_path
 from airflow_delay_provider.domain.arguments import OnConflict, parse_moment
-from airflow_delay_provider.domain.exceptions import InvalidMessageError, PayloadError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError, PayloadError
+from airflow_delay_provider.domain.message import require_aware
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 
 router = APIRouter(tags=["scheduling"], dependencies=[Depends(require_custom_header)])
@@ -26,7 +28,11 @@ HEADER_PREFIX = "x-broker-header-"
 
 ScheduledFor = Annotated[
     str | None,
-    Header(alias="X-Broker-Scheduled-For", description="Delivery time as ISO-8601 with a time zone."),
+    Header(
+        alias="X-Broker-Scheduled-For",
+        description="Delivery time as ISO-8601 with a time zone.",
+        json_schema_extra={"format": "date-time"},
+    ),
 ]
 _CREATED: dict[int | str, dict[str, Any]] = {
     200: {"model": Scheduled, "description": "The id is taken, and on_conflict=keep: nothing was stored."},
@@ -49,7 +55,7 @@ def schedule_message(
             raise InvalidMessageError(
                 "X-Broker-Scheduled-For", "the body has a delivery time, too", "give only one of them"
             )
-        deliver_at = parse_moment("X-Broker-Scheduled-For", scheduled_for)
+        deliver_at = _parse_header(scheduled_for)
     options = {
         "deliver_at": deliver_at,
         "deliver_after": body.deliver_after,
@@ -71,6 +77,10 @@ def schedule_message(
         on_conflict=body.on_conflict,
         options=options,
     )
+
+
+def _parse_header(scheduled_for: str) -> datetime:
+    return require_aware("X-Broker-Scheduled-For", parse_moment("X-Broker-Scheduled-For", scheduled_for))
 
 
 async def _read_body(request: Request) -> bytes:
@@ -96,7 +106,7 @@ def schedule_body(
     request: Request,
     response: Response,
     permissions: CurrentPermissions,
-    channel: str,
+    channel: Channel,
     payload: Annotated[bytes, Depends(_read_body)],
     conn_id: Annotated[Text | None, Query()] = None,
     hold: Annotated[Literal["broker", "ledger"] | None, Query()] = None,
@@ -111,7 +121,7 @@ def schedule_body(
     Headers that begin with ``X-Broker-Header-`` become headers of the message.
     """
     options = {
-        "deliver_at": None if scheduled_for is None else parse_moment("X-Broker-Scheduled-For", scheduled_for),
+        "deliver_at": None if scheduled_for is None else _parse_header(scheduled_for),
         "message_id": message_id,
         "key": key,
         "headers": {
@@ -151,8 +161,14 @@ def _schedule(
     if not permissions.may_edit_connection(connection):
         raise HTTPException(403, f"You need the right to edit connection {connection!r} to schedule messages with it.")
     with open_hook(connection, hold=hold) as hook:
+        try:
+            broker = hook.get_conn()
+        except ConfigurationError as error:
+            if conn_id is None and hold is None:
+                raise
+            raise HTTPException(404 if hold is None else 400, detail_of(error)) from error
         message = hook.compose(channel, payload, **options)
-        default = OnConflict.FAIL if hook.get_conn().knows_ids else OnConflict.KEEP
+        default = OnConflict.FAIL if broker.knows_ids else OnConflict.KEEP
         [receipt] = hook.schedule([message], on_conflict=on_conflict or default)
     link = api_path(request, "messages", message.id, conn_id=conn_id)
     response.headers["Location"] = link

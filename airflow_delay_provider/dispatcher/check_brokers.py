@@ -96,7 +96,7 @@ class _Checker:
         self._error: str | None = None
         self._open_broker = open_broker
         self._verification: threading.Thread | None = None
-        self._measure_skew = _Every(SKEW_SECONDS)
+        self._skew = _Every(SKEW_SECONDS)
         self._thread = threading.Thread(target=self._run, name=f"delay-check-{conn_id}", daemon=True)
         self._thread.start()
 
@@ -130,6 +130,7 @@ class _Checker:
                 self._guard(self._check)
                 self._began_at = None
                 self.answered.set()
+                self._guard(self._measure_skew)
         self._connection.close()
 
     def _guard(self, step: Callable[[], None]) -> None:
@@ -143,16 +144,13 @@ class _Checker:
         try:
             broker = self._connection.get()
             description = broker.check()
-            skew = broker.clock_skew() if self._measure_skew.is_due() else None
         except Exception as error:  # noqa: BLE001 - whatever a client or a secrets backend raises
             self._report(error)
             return
         if self._error is not None:
             log.info("Connection %s works again", self._conn_id)
             self._error = None
-        self._ledger.transact(
-            broker_status.write_reached, self._conn_id, description=_one_line(description), clock_skew=skew
-        )
+        self._ledger.transact(broker_status.write_reached, self._conn_id, description=_one_line(description))
         if isinstance(broker, HasTopology):
             self._verify_now_and_then()
 
@@ -163,6 +161,13 @@ class _Checker:
             log.warning("Connection %s does not work: %s", self._conn_id, _locate(error))
             self._error = found
         self._ledger.transact(broker_status.write_failed, self._conn_id, error=found)
+
+    def _measure_skew(self) -> None:
+        """Ask for the broker's time after a check, since another server than the broker may tell it, slowly."""
+        if self._error is None and self._skew.is_due():
+            skew = self._connection.get().clock_skew()
+            if skew is not None:
+                self._ledger.transact(broker_status.write_skew, self._conn_id, skew)
 
     def _verify_now_and_then(self) -> None:
         """Verify the topology beside the checks: that may take half a minute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from types import TracebackType
@@ -65,6 +65,17 @@ class Ticket:
         wait = f"{ceil_ms(self.began_at)}.{self.extension}"
         return str(uuid5(UUID(self.origin.message_id(self.attempt)), wait))
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether its values have their types; a payload may contain anything."""
+        texts = (self.verdict, self.reason, self.cluster, *astuple(self.origin)[:3])
+        numbers = (self.attempt, self.extension, self.origin.map_index)
+        return (
+            all(isinstance(each, str) for each in texts)
+            and all(isinstance(each, int) for each in numbers)
+            and self.began_at.tzinfo is not None
+        )
+
     def extended(self, deliver_at: datetime, waits_for: WaitsFor) -> Ticket:
         """Return the ticket that follows when the job cannot be submitted yet."""
         return replace(self, deliver_at=deliver_at, waits_for=waits_for, extension=self.extension + 1)
@@ -84,9 +95,10 @@ class Ticket:
     def from_message(cls, message: Message) -> Ticket | None:
         """Undo :meth:`as_message`; return None for any other message."""
         try:
-            return replace(cls.from_json(json.loads(message.payload)), deliver_at=message.deliver_at)
-        except (ValueError, KeyError, TypeError):
+            ticket = replace(cls.from_json(json.loads(message.payload)), deliver_at=message.deliver_at)
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
+        return ticket if ticket.is_plausible else None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON data."""

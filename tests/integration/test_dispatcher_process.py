@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -173,6 +174,18 @@ def test_the_ledger_misses_a_dispatcher_that_was_killed(ledger: Ledger, ledger_u
         let_pass(ledger, GONE_AFTER)
     assert status_of(ledger) == ["gone"]
     assert "no dispatcher has been seen since" in gap_of(ledger)
+
+
+def test_a_killed_dispatcher_is_missed_within_15_seconds(sqlite_url: str, tmp_path: Path) -> None:
+    """B40, B41"""
+    ledger = Ledger(sqlite_url)
+    with running(tmp_path, "--ledger", sqlite_url) as process:
+        wait_for(lambda: status_of(ledger) == ["alive"], what="the first heartbeat")
+        process.kill()
+        killed_at = time.monotonic()
+        wait_for(lambda: status_of(ledger) == ["gone"], what="its absence is noticed")
+        assert time.monotonic() - killed_at < 15
+    ledger.close()
 
 
 def test_the_ledger_knows_that_a_loop_stands_still(postgres_url: str, tmp_path: Path) -> None:

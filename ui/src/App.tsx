@@ -31,7 +31,7 @@ export function App({ dagId, runId, taskId, mapIndex }: Props) {
       )}
       <ChakraToaster toaster={toaster}>
         {(toast) => (
-          <Toast.Root>
+          <Toast.Root width={{ base: "full", md: "sm" }}>
             <Toast.Indicator />
             <Toast.Title>{toast.title}</Toast.Title>
             <Toast.CloseTrigger />

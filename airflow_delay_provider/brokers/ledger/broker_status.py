@@ -74,13 +74,17 @@ def needs_verification(connection: Connection, conn_id: str, *, since: timedelta
     return connection.execute(query).first() is None
 
 
-def write_reached(connection: Connection, conn_id: str, *, description: str, clock_skew: timedelta | None) -> None:
-    """Write that a broker has answered; a skew that was not measured this time stays as it was."""
+def write_reached(connection: Connection, conn_id: str, *, description: str) -> None:
+    """Write that a broker has answered."""
     now_ms = database_now_ms(connection)
     found = {"checked_at_ms": now_ms, "reachable": True, "description": _short(description), "error": None}
-    if clock_skew is not None:
-        found |= {"clock_skew_ms": round(clock_skew / ONE_MS), "skew_measured_at_ms": now_ms}
     _write(connection, conn_id, found)
+
+
+def write_skew(connection: Connection, conn_id: str, skew: timedelta) -> None:
+    """Write how far the clock of a broker that was checked before is ahead."""
+    measured = {"clock_skew_ms": round(skew / ONE_MS), "skew_measured_at_ms": database_now_ms(connection)}
+    connection.execute(update(broker).where(_ROW.conn_id == conn_id).values(measured))
 
 
 def write_failed(connection: Connection, conn_id: str, *, error: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from airflow_delay_provider.api.app import create_app
 from tests.selective_auth import SelectiveAuthManager
 
 Become = Callable[[str], None]
+#: Its ledgers are closed after each test.
+_create_app = cache(create_app)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def app(monkeypatch: pytest.MonkeyPatch, delay_connection: str) -> FastAPI:
     monkeypatch.setattr(Connection, "get_team_name", lambda _conn_id: None)
     monkeypatch.setattr(airflow_tasks, "is_deferred", lambda _origin: False)
     monkeypatch.setattr(airflow_tasks, "read_histories", lambda _origins: {})
-    return create_app()
+    return _create_app()
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ def test_brokers_that_are_indexed_served_or_sent_to_are_checked(ledger: Ledger, 
     rows.insert(ledger, messages(1000), destination="held")
     assert INTERVAL.total_seconds() - 2 < loop.run_once() <= INTERVAL.total_seconds()
     wait_for(lambda: len(statuses(ledger)) == 3, what="the first checks")
+    wait_for(lambda: all(each.clock_skew for each in statuses(ledger).values()), what="their clocks")
     assert list(statuses(ledger)) == ["held", "kafka", "rabbit"]
     for status in statuses(ledger).values():
         assert (status.reachable, status.error) == (True, None)

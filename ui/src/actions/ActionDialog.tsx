@@ -45,7 +45,8 @@ export function ActionDialog({ action, wording = WORDINGS[action.name], onClose,
         onClose();
       }
     },
-    onSettled: () => queryClient.invalidateQueries(),
+    // Everything is read again, but not the count in this dialog.
+    onSettled: () => queryClient.invalidateQueries({ predicate: ({ queryKey }) => queryKey[0] !== "dry-run" }),
   });
 
   const canConfirm = newTime !== null && (dryRun.data?.matched ?? 0) > 0 && !run.isPending && run.data === undefined;
@@ -59,7 +60,7 @@ export function ActionDialog({ action, wording = WORDINGS[action.name], onClose,
       <Portal>
         <Dialog.Backdrop />
         <Dialog.Positioner>
-          <Dialog.Content mx={3}>
+          <Dialog.Content maxW="lg" mx={3}>
             <Dialog.Header>
               <Dialog.Title>{wording.name}</Dialog.Title>
             </Dialog.Header>

@@ -40,7 +40,7 @@ export function NewTimeFields({ onChange }: { onChange: (newTime: NewTime | null
       {kind === "after" ? (
         <>
           <Field.Root width={24}>
-            <Field.Label>Delay from now</Field.Label>
+            <Field.Label>Delay</Field.Label>
             <Input min={0} onChange={(event) => change({ amount: event.target.value })} type="number" value={amount} />
           </Field.Root>
           <Field.Root width="auto">

@@ -62,6 +62,11 @@ function Views({ views }: { views: View[] }) {
       </Tabs.List>
       {views.map(({ name, content }) => (
         <Tabs.Content key={name} value={name}>
+          {name === "Hex" && views.length > 1 && (
+            <Text color="fg.muted" fontSize="sm" mb={1}>
+              The bytes of the text as it is shown here. Download the payload for its own bytes.
+            </Text>
+          )}
           <Box bg="bg.muted" borderRadius="md" maxH="24rem" overflow="auto" p={3}>
             <chakra.pre fontSize="xs" whiteSpace={name === "Text" ? "pre-wrap" : "pre"}>
               {content}

@@ -37,7 +37,7 @@ export function FilterBar({ withState = false }: { withState?: boolean }) {
 
   return (
     <Collapsible.Root onOpenChange={({ open }) => setIsOpen(open)} open={isOpen}>
-      <Flex align="end" as="search" gap={3} mb={3} wrap="wrap">
+      <Flex align="end" gap={3} mb={3} role="search" wrap="wrap">
         <Box flex="1 1 14rem">{text("search")}</Box>
         <Box flex="1 1 10rem">{text("channel")}</Box>
         {withState && (

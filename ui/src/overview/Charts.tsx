@@ -52,9 +52,9 @@ export function SeriesCharts() {
               format={describeSpan}
               isLogarithmic
               lines={[
-                line("p50", "green.fg", points, (point) => atLeastOne(point.lateness?.p50_ms)),
-                line("p95", "orange.fg", points, (point) => atLeastOne(point.lateness?.p95_ms)),
-                line("p99", "red.fg", points, (point) => atLeastOne(point.lateness?.p99_ms)),
+                line("p50", "green.500", points, (point) => atLeastOne(point.lateness?.p50_ms)),
+                line("p95", "orange.500", points, (point) => atLeastOne(point.lateness?.p95_ms)),
+                line("p99", "red.500", points, (point) => atLeastOne(point.lateness?.p99_ms)),
               ]}
               points={points}
               title="Lateness"
@@ -62,17 +62,17 @@ export function SeriesCharts() {
             <Figure
               description={`Messages per interval: ${sum(points, "scheduled")} scheduled, ${sum(points, "dispatched")} dispatched, ${sum(points, "cancelled")} cancelled, ${sum(points, "dead")} dead`}
               lines={[
-                line("scheduled", "blue.fg", points, (point) => point.scheduled),
-                line("dispatched", "green.fg", points, (point) => point.dispatched),
-                line("cancelled", "gray.fg", points, (point) => point.cancelled),
-                line("dead", "red.fg", points, (point) => point.dead),
+                line("scheduled", "blue.500", points, (point) => point.scheduled),
+                line("dispatched", "green.500", points, (point) => point.dispatched),
+                line("cancelled", "gray.500", points, (point) => point.cancelled),
+                line("dead", "red.500", points, (point) => point.dead),
               ]}
               points={points}
               title="Throughput"
             />
             <Figure
               description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
-              lines={[line("scheduled", "blue.fg", points, (point) => point.depth)]}
+              lines={[line("scheduled", "blue.500", points, (point) => point.depth)]}
               points={points}
               title="Depth: messages that wait"
             />

@@ -6,7 +6,7 @@ import { formatInZone, formatUtc, viewerZone } from "./zone";
 export function Moment({ at }: { at: string }) {
   const date = new Date(at);
   return (
-    <chakra.time dateTime={at} title={formatUtc(date)} whiteSpace="nowrap">
+    <chakra.time dateTime={at} title={formatUtc(date)} whiteSpace={{ md: "nowrap" }}>
       {formatInZone(date, viewerZone())}
     </chakra.time>
   );
