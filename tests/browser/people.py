@@ -57,7 +57,7 @@ class People:
         self._contexts.clear()
 
     def _new_page(self, **options: Any) -> Page:
-        context = self._browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        context = self._browser.new_context(**{"viewport": {"width": 1400, "height": 900}} | options)
         context.set_default_timeout(self._patience_ms)
         self._contexts.append(context)
         return context.new_page()
