@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_failed_job_appears_and_retry_now_submits_it(people: People, start: St
     run = start("spark_patient", arguments)
     page.goto(f"{page.url}?run_id={run.run_id.replace('+', '%2B')}")
     waiting = page.get_by_role("region", name="Waiting Spark jobs")
-    expect(waiting.get_by_role("link", name="spark_patient › job")).to_be_visible(timeout=SECONDS * 1000)
+    expect(waiting.get_by_role("link", name=re.compile("spark_patient . job"))).to_be_visible(timeout=SECONDS * 1000)
     expect(waiting).to_contain_text("transient")
     expect(waiting).to_contain_text("Connection refused")
     expect(waiting.get_by_role("table", name="Attempts").get_by_role("row")).to_have_count(2)
