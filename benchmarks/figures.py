@@ -27,7 +27,7 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.statistics import Window
 from airflow_delay_provider.domain.message import Message, Origin
 from benchmarks.databases import PAYLOAD_BYTES, Database, Rows, open_databases
-from benchmarks.measuring import Results, expect, rate, say
+from benchmarks.measurement import Results, expect, rate, say
 
 PAGE = 1000
 TIMED_PAGES = 50

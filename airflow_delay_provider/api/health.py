@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from airflow_delay_provider.api.auth import mask_secrets
-from airflow_delay_provider.api.models import HealthProblem
+from airflow_delay_provider.api.overview_models import HealthProblem
 from airflow_delay_provider.brokers.ledger.broker_status import BrokerStatus
 from airflow_delay_provider.brokers.ledger.cluster_circuits import Outage
 from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, find_gap

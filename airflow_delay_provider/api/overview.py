@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Query
@@ -11,7 +10,8 @@ from sqlalchemy import select
 from airflow_delay_provider.api.auth import CurrentPermissions, mask_secrets
 from airflow_delay_provider.api.health import Observed, find_problems
 from airflow_delay_provider.api.ledgers import RequestedLedger
-from airflow_delay_provider.api.models import (
+from airflow_delay_provider.api.models import Text
+from airflow_delay_provider.api.overview_models import (
     BrokerStatus,
     DispatcherLoop,
     DispatcherStatus,
@@ -21,7 +21,6 @@ from airflow_delay_provider.api.models import (
     Me,
     Series,
     SeriesPoint,
-    Text,
     TopologyIssue,
     Upcoming,
 )
@@ -30,15 +29,13 @@ from airflow_delay_provider.api.retries import circuit_of
 from airflow_delay_provider.brokers.ledger import broker_status, cluster_circuits, listing, search, statistics
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms
 from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, read_dispatchers
-from airflow_delay_provider.brokers.ledger.statistics import Point, Window
+from airflow_delay_provider.brokers.ledger.statistics import INTERVALS, Point, Window
 from airflow_delay_provider.domain.clock import ONE_MS, from_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 
 router = APIRouter(tags=["overview"])
 
-_SPANS = {Window.HOUR: timedelta(hours=1), Window.DAY: timedelta(days=1), Window.MONTH: timedelta(days=30)}
-_STEPS = {Window.HOUR: timedelta(minutes=1), Window.DAY: timedelta(hours=1), Window.MONTH: timedelta(days=1)}
 Range = Annotated[Window, Query(alias="range")]
 
 
@@ -82,14 +79,13 @@ def get_series(
     opened: RequestedLedger, window: Range = Window.HOUR, connection: Annotated[Text | None, Query()] = None
 ) -> Series:
     """Return what happened in the last hour, day or 30 days, and how late messages were."""
-    until_ms = opened.now_ms()
-    since_ms = until_ms - _SPANS[window] // ONE_MS
-    step = statistics.step_for(since_ms=since_ms, until_ms=until_ms, now_ms=until_ms)
+    step, count = INTERVALS[window]
+    now_ms = opened.now_ms()
     with opened.ledger.read() as database:
         points = statistics.series(
             database,
-            since_ms=since_ms,
-            until_ms=until_ms,
+            since_ms=now_ms - (count - 1) * step * 1000,
+            until_ms=now_ms + 1,
             step_seconds=step,
             destination=opened.destination_of(connection),
         )
@@ -105,9 +101,8 @@ def get_upcoming(
         bins = statistics.upcoming(
             database, now_ms=opened.now_ms(), window=window, destination=opened.destination_of(connection)
         )
-    return Upcoming(
-        step_seconds=int(_STEPS[window].total_seconds()), bins=[DueBin(at=each.start, count=each.n) for each in bins]
-    )
+    step, _ = INTERVALS[window]
+    return Upcoming(step_seconds=step, bins=[DueBin(at=each.start, count=each.n) for each in bins])
 
 
 def _dispatcher(record: DispatcherRecord) -> DispatcherStatus:

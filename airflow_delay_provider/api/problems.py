@@ -113,7 +113,8 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Starlette names the methods of one route; another one may have the same path.
         routes = [each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE]
-        headers = {"Allow": ", ".join(sorted({method for route in routes for method in route.methods}))}
+        methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+        headers = {"Allow": ", ".join(sorted(methods or {"GET", "HEAD"}))}
     return respond(error.status_code, detail, headers=headers)
 
 

@@ -12,16 +12,8 @@ from airflow_delay_provider.api import airflow_tasks
 from airflow_delay_provider.api.auth import CurrentPermissions, mask_secrets
 from airflow_delay_provider.api.ledgers import RequestedLedger
 from airflow_delay_provider.api.messages import PageSize, PageToken, RequestedFilter, criteria_of
-from airflow_delay_provider.api.models import (
-    Budget,
-    Circuit,
-    MapIndex,
-    Retry,
-    RetryPage,
-    SparkAttempt,
-    SparkAttempts,
-    Text,
-)
+from airflow_delay_provider.api.models import MapIndex, Text
+from airflow_delay_provider.api.overview_models import Budget, Circuit, Retry, RetryPage, SparkAttempt, SparkAttempts
 from airflow_delay_provider.api.problems import describes
 from airflow_delay_provider.api.representation import Presenter, summary_of
 from airflow_delay_provider.brokers.ledger import cluster_circuits, listing, search

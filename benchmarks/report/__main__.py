@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.api_report import api_tables
 from benchmarks.kafka_report import kafka_tables
 from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import FOLDER, read_csv, read_machine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
-for name, tables_of in {"ledger": ledger_tables, "rabbitmq": rabbitmq_tables, "kafka": kafka_tables}.items():
+TABLES = {"ledger": ledger_tables, "rabbitmq": rabbitmq_tables, "kafka": kafka_tables, "api": api_tables}
+
+for name, tables_of in TABLES.items():
     if (FOLDER / f"{name}.csv").exists():
         tables = tables_of(read_csv(FOLDER / f"{name}.csv"), read_machine(FOLDER / f"{name}_machine.json"))
         DOCUMENT.write_text(fill(DOCUMENT.read_text(), tables))

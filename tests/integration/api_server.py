@@ -38,6 +38,10 @@ class ApiServer:
         """Where the HTTP API begins."""
         return f"{self.base_url}/delay/v1"
 
+    def absolute(self, link: str) -> httpx.URL:
+        """The URL of a path that the API returned."""
+        return httpx.URL(self.base_url).join(link)
+
     def token(self, user: str) -> str:
         """The token of a user, who signs in with their name as password."""
         return _sign_in(self.base_url, user)

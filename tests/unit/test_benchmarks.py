@@ -9,10 +9,12 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
+from benchmarks import api as api_benchmark
 from benchmarks import kafka as kafka_benchmark
 from benchmarks import kafka_dispatch, kafka_report, kafka_schedule, kafka_writes, rabbitmq_report
 from benchmarks import ledger as ledger_benchmark
 from benchmarks import rabbitmq as rabbitmq_benchmark
+from benchmarks.api_report import api_tables
 from benchmarks.databases import URL_VARIABLE
 from benchmarks.kafka_leaps import rests_of
 from benchmarks.kafka_report import DESIGNS, kafka_tables
@@ -62,6 +64,7 @@ TINY_KAFKA = kafka_benchmark.Sizes(
     pending=20,
     restart_repeats=1,
 )
+TINY_API = api_benchmark.Sizes(messages=(1_000, 2_000), requests=1, repeats=1)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
@@ -109,6 +112,29 @@ def test_a_run_that_leaves_messages_undispatched_fails(
     assert ledger_benchmark.main(["--results", str(tmp_path)], sizes=TINY) == 1
 
     assert "error: messages that wait: found 20, wanted 0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_a_tiny_run_on_the_api_gets_full_pages_from_every_route(tmp_path: Path) -> None:
+    assert api_benchmark.main(["--results", str(tmp_path)], sizes=TINY_API) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["api.csv", "api_flat.png", "api_machine.json"]
+    measurements = read_csv(tmp_path / "api.csv")
+    assert all(m.value > 0 for m in measurements)
+    tables = api_tables(measurements, read_machine(tmp_path / "api_machine.json"))
+    assert "| sqlite | messages by DAG, run and task |" in fill(DOCUMENT.read_text(), tables)
+
+
+def test_a_run_on_the_api_that_gets_too_little_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setattr(api_benchmark, "CHANNELS", ("bench.none", *api_benchmark.CHANNELS[1:]))
+
+    assert api_benchmark.main(["--results", str(tmp_path)], sizes=TINY_API) == 1
+
+    assert "error: messages of messages by channel in bench_small: found 0, wanted 50" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

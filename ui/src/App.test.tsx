@@ -116,3 +116,11 @@ test("the tab of a task shows only messages of that task instance", async () => 
     expect(Object.fromEntries(query)).toEqual({ dag_id: "d", run_id: "r", task_id: "t", map_index: "3" });
   }
 });
+
+test("a signed-out user reads so once on the overview", async () => {
+  const signedOut = () => problem(401, "Sign in to Airflow.");
+  fakeApi({ "/counts": signedOut, "/health": signedOut, "/series": signedOut, "/upcoming": signedOut });
+  show(<App />);
+  expect(await screen.findByText("You are signed out")).toBeVisible();
+  expect(screen.getAllByRole("alert")).toHaveLength(1);
+});

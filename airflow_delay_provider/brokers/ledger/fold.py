@@ -1,8 +1,8 @@
 """Fold the journal into figures, so that reading them costs the same at any number of messages.
 
-``delay_statistic`` counts the changes of each minute and hour, and ``delay_due_count`` the scheduled messages that are
-due in each minute, hour and day. Figures lag behind the journal by a few seconds, and are exact for the entries that
-were folded: a page of entries and the step of the position behind it are one transaction.
+``delay_statistic`` counts the changes in each minute, hour and day, and ``delay_due_count`` the scheduled messages that
+are due in them. Figures lag behind the journal by a few seconds, and are exact for the entries that were folded: a page
+of entries and the step of the position behind it are one transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ DEPTH = "depth"
 #: The position of the embedded journal is kept under this name, which no connection has.
 EMBEDDED = ""
 MINUTES_KEPT = timedelta(days=2)
-HOURS_KEPT = timedelta(days=90)
+HOURS_KEPT = timedelta(days=14)
+DAYS_KEPT = timedelta(days=400)
 #: Due counts of the past are of no use; a clock that is behind may still ask for them.
 DUE_KEPT = timedelta(hours=1)
 _WAITING_AFTER = sorted(change.value for change in Change if outcome_of(change) is State.SCHEDULED)
@@ -95,7 +96,7 @@ def _add_statistics(connection: Connection, entry: Subquery) -> None:
     place = (each.c.destination, each.c.kind, each.c.bucket)
     minutes = select(each.c.minute_ms, *place, func.count().label("n"), func.max(each.c.ms).label("max_ms"))
     minute = minutes.group_by(each.c.minute_ms, *place).subquery()
-    steps = _steps(MINUTE, HOUR)
+    steps = _steps(MINUTE, HOUR, DAY)
     spread = select(
         steps.c.step_seconds,
         _start(minute.c.minute_ms, steps.c.step_seconds).label("start_ms"),
@@ -170,8 +171,8 @@ def _add_due_counts(connection: Connection, entry: Subquery) -> None:
 
 
 def sample_depth(connection: Connection, *, now_ms: int) -> None:
-    """Store how many messages are scheduled now, as the figure of this minute and of this hour."""
-    steps = _steps(MINUTE, HOUR)
+    """Store how many messages are scheduled now, as the figure of this minute, hour and day."""
+    steps = _steps(MINUTE, HOUR, DAY)
     now = literal(now_ms, BigInteger())
     depth = (
         select(message_count.c.destination, cast(func.sum(message_count.c.n), BigInteger()).label("n"))
@@ -204,7 +205,7 @@ def prune(connection: Connection, *, now_ms: int) -> int:
     """Delete figures that are too old, and empty due counts; return how many rows."""
     old = [
         and_(statistic.c.step_seconds == step, statistic.c.start_ms < now_ms - kept // ONE_MS)
-        for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT))
+        for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, DAYS_KEPT))
     ]
     past = [
         and_(due_count.c.step_seconds == step, due_count.c.start_ms <= now_ms - DUE_KEPT // ONE_MS - step * 1000)

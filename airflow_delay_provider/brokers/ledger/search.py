@@ -24,6 +24,8 @@ _TASK = ("dag_id", "run_id", "task_id")
 EMBEDDED = ""
 #: Rows of each state that one page searches at most, for criteria without an index.
 SCANNED = 2000
+#: Rows that are searched first, for each message that is missing on the page.
+FEW = 5
 #: More overdue messages are not counted.
 MOST_OVERDUE = 10_000
 
@@ -46,7 +48,7 @@ class MessageFilter:
     due_from_ms: int | None = None
     #: Exclusive.
     due_to_ms: int | None = None
-    #: Part of its id.
+    #: Part of its id; the whole id of a message finds that message alone.
     id_contains: str | None = None
 
 
@@ -172,16 +174,21 @@ class _Scan:
         return rows, _position(rows[-1]) if len(rows) == limit else None
 
     def _search(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
-        scanned = query.limit(SCANNED).subquery()
+        # Where many rows meet the criteria, a few of them are enough; databases sort all rows of the inner query.
+        for size in (min(FEW * limit, SCANNED), SCANNED):
+            rows = self._meeting(query.limit(size), limit)
+            if len(rows) == limit:
+                return rows, _position(rows[-1])
+        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
+        return rows, None if last is None else _position(last)
+
+    def _meeting(self, query: Select[AnyRow], limit: int) -> list[AnyRow]:
+        scanned = query.subquery()
         columns = scanned.c
         wanted = [condition(columns) for condition in self._unindexed]
         order = (columns.deliver_at_ms, columns.seq)
         ordered = select(scanned).where(*wanted).order_by(*(c.desc() if self._backwards else c for c in order))
-        rows = list(self._connection.execute(ordered.limit(limit)))
-        if len(rows) == limit:
-            return rows, _position(rows[-1])
-        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
-        return rows, None if last is None else _position(last)
+        return list(self._connection.execute(ordered.limit(limit)))
 
     def _range(self, conditions: Sequence[ColumnElement[bool]], position: Position | None) -> Select[AnyRow]:
         query = select(*SUMMARY_COLUMNS).where(*conditions, *self._due())
@@ -209,16 +216,20 @@ def _plan(connection: Connection, criteria: MessageFilter) -> tuple[list[list[Co
     """Return index ranges that contain all messages that meet the criteria, and the conditions that remain."""
     values = {name: getattr(criteria, name) for name in (*_TASK, "channel", "map_index", "destination")}
     given = {name: value for name, value in values.items() if value is not None}
+    states = [state.value for state in criteria.states or tuple(State)]
+    is_wanted: list[_Condition] = [lambda columns: columns.state.in_(states)] if criteria.states else []
+    if criteria.id_contains is not None and _is_id(connection, criteria.id_contains):
+        remaining = [_equals(name, value) for name, value in given.items()]
+        return [[_MESSAGE.id == criteria.id_contains]], [*remaining, *is_wanted]
     leading = _leading(given)
     indexed = [_MESSAGE[name] == given.pop(name) for name in leading]
     remaining = [_equals(name, value) for name, value in given.items()]
     if criteria.id_contains is not None:
         text = criteria.id_contains
         remaining.append(lambda columns: contains(connection, columns.id, text))
-    states = [state.value for state in criteria.states or tuple(State)]
     if leading == _TASK:
         # Few messages come from one task instance, so one range contains all their states.
-        return [indexed], [*remaining, lambda columns: columns.state.in_(states)] if criteria.states else remaining
+        return [indexed], [*remaining, *is_wanted]
     # The index of destinations has separate ranges for messages that the broker holds itself.
     helds = (0, 1) if leading == ("destination",) else (None,)
     ranges = [
@@ -226,6 +237,11 @@ def _plan(connection: Connection, criteria: MessageFilter) -> tuple[list[list[Co
         for state, held in product(states, helds)
     ]
     return ranges, remaining
+
+
+def _is_id(connection: Connection, text: str) -> bool:
+    """Whether a text is the id of a message. Ids are indexed, but parts of ids are not."""
+    return connection.execute(select(_MESSAGE.seq).where(_MESSAGE.id == text)).one_or_none() is not None
 
 
 def _leading(given: Mapping[str, Any]) -> tuple[str, ...]:

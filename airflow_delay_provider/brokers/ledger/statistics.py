@@ -15,16 +15,14 @@ from sqlalchemy import BigInteger, Connection, and_, cast, func, or_, select
 from sqlalchemy.sql import ColumnElement
 
 from airflow_delay_provider.brokers.ledger import histogram
-from airflow_delay_provider.brokers.ledger.fold import DAY, DEPTH, HOUR, MINUTE, MINUTES_KEPT, start_of
+from airflow_delay_provider.brokers.ledger.fold import DAY, DEPTH, HOUR, MINUTE, start_of
 from airflow_delay_provider.brokers.ledger.tables import due_count, statistic
-from airflow_delay_provider.domain.clock import ONE_MS, from_ms
+from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 
 #: Most points of a series.
 MAX_POINTS = 200
-#: Steps that people read easily, in seconds.
-STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 _ROW = statistic.c
 _DUE = due_count.c
 
@@ -63,32 +61,19 @@ class DueBin:
 
 
 class Window(StrEnum):
-    """How far to look ahead."""
+    """How far to look ahead or back."""
 
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
 
 
-#: The interval, and how many of them.
-_BINS: Mapping[Window, tuple[int, int]] = {
+#: The interval in seconds, and how many of them.
+INTERVALS: Mapping[Window, tuple[int, int]] = {
     Window.HOUR: (MINUTE, 60),
     Window.DAY: (HOUR, 24),
     Window.MONTH: (DAY, 30),
 }
-
-
-def step_for(*, since_ms: int, until_ms: int, now_ms: int) -> int:
-    """Return the shortest step, in seconds, for which a series of this range exists and is short enough.
-
-    Figures of single minutes are kept for two days.
-    """
-    shortest = MINUTE if since_ms >= now_ms - MINUTES_KEPT // ONE_MS else HOUR
-    for step in STEPS:
-        if step >= shortest and _count_points(since_ms, until_ms, step) <= MAX_POINTS:
-            return step
-    days = -(-(until_ms - since_ms) // (DAY * 1000 * (MAX_POINTS - 1)))
-    return days * DAY
 
 
 def series(
@@ -96,7 +81,7 @@ def series(
 ) -> list[Point]:
     """Return one point for each whole step, from the one that contains ``since_ms`` to the last before ``until_ms``.
 
-    :param step_seconds: whole minutes; steps of whole hours are read from figures that are kept for 90 days.
+    :param step_seconds: whole minutes (kept for 2 days), better whole hours (14 days) or days (400 days).
     :param destination: one connection, ``""`` for embedded channels; None is everything.
     """
     if step_seconds < MINUTE or step_seconds % MINUTE:
@@ -106,7 +91,7 @@ def series(
     step_ms = step_seconds * 1000
     first_ms = start_of(since_ms, step_seconds)
     starts = range(first_ms, until_ms, step_ms)
-    rows_of = HOUR if step_seconds % HOUR == 0 else MINUTE
+    rows_of = next(step for step in (DAY, HOUR, MINUTE) if step_seconds % step == 0)
     end_ms = first_ms + len(starts) * step_ms
     within = [_ROW.step_seconds == rows_of, _ROW.start_ms >= first_ms, _ROW.start_ms < end_ms]
     if destination is not None:
@@ -123,7 +108,7 @@ def upcoming(connection: Connection, *, now_ms: int, window: Window, destination
 
     :param destination: one connection, ``""`` for embedded channels; None is everything.
     """
-    step, count = _BINS[window]
+    step, count = INTERVALS[window]
     first_ms = start_of(now_ms, step)
     starts = [first_ms + n * step * 1000 for n in range(count)]
     # What is left of the current hour is read in minutes, and what is left of the current day in hours.

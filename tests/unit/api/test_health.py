@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.api.health import Observed, find_problems
-from airflow_delay_provider.api.models import HealthProblem
+from airflow_delay_provider.api.overview_models import HealthProblem
 from airflow_delay_provider.brokers.ledger.broker_status import STALE_AFTER, BrokerStatus
 from airflow_delay_provider.brokers.ledger.cluster_circuits import Outage
 from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER, DispatcherRecord, LoopReport
@@ -99,7 +99,7 @@ def test_a_killed_dispatcher_is_reported_with_the_command_that_starts_one(waitin
     found = only(dispatchers=[gone()], waiting_embedded=waiting)
     assert (found.severity, found.subject) == ("error", "dispatcher")
     assert found.text == (
-        "No dispatcher has been seen since 2029-12-31 23:59:30 UTC (killed sent its last heartbeat then)."
+        "No dispatcher has been seen since 2029-12-31 23:59:48 UTC (killed sent its last heartbeat then)."
         " Messages in the ledger wait until one runs."
     )
     assert found.remedy == "Start one with `airflow delay dispatcher`."

@@ -55,7 +55,7 @@ def test_the_series_says_what_happened_and_how_late(get: Get, delay_kit: DelayTe
     delay_kit.schedule("invoices", deliver_after=MINUTE)
     fold_all(delay_kit)
     found = get("series")
-    assert (found["step_seconds"], len(found["points"])) == (60, 61)
+    assert (found["step_seconds"], len(found["points"])) == (60, 60)
     last = found["points"][-1]
     lateness = last.pop("lateness")
     assert last == {
@@ -70,7 +70,7 @@ def test_the_series_says_what_happened_and_how_late(get: Get, delay_kit: DelayTe
     assert lateness["max_ms"] == 2000
     assert 1500 < lateness["p50_ms"] <= lateness["p95_ms"] <= lateness["p99_ms"] <= 2000
     assert found["points"][0] == {
-        "at": "2029-12-31T23:00:00Z",
+        "at": "2029-12-31T23:01:00Z",
         "scheduled": 0,
         "dispatched": 0,
         "cancelled": 0,
@@ -81,7 +81,7 @@ def test_the_series_says_what_happened_and_how_late(get: Get, delay_kit: DelayTe
     }
 
 
-@pytest.mark.parametrize(("window", "points"), [("hour", 60), ("day", 144), ("month", 120)])
+@pytest.mark.parametrize(("window", "points"), [("hour", 60), ("day", 24), ("month", 30)])
 def test_every_range_has_a_readable_number_of_points(get: Get, window: str, points: int) -> None:
     found = get("series", range=window)
     assert len(found["points"]) == points
@@ -175,9 +175,8 @@ def test_a_killed_dispatcher_is_a_problem_until_another_one_starts(get: Get, del
 @pytest.mark.usefixtures("same_clock")
 def test_brokers_and_circuits_are_listed(get: Get, delay_kit: DelayTestKit) -> None:
     ledger = delay_kit.broker.ledger
-    ledger.transact(
-        lambda c: broker_status.write_reached(c, "rabbit", description="RabbitMQ 4", clock_skew=timedelta(seconds=9))
-    )
+    ledger.transact(broker_status.write_reached, "rabbit", description="RabbitMQ 4")
+    ledger.transact(broker_status.write_skew, "rabbit", timedelta(seconds=9))
     ledger.transact(
         lambda c: broker_status.write_topology(c, "rabbit", [TopologyIssue(text="a queue is missing", is_problem=True)])
     )

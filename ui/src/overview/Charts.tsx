@@ -14,7 +14,7 @@ export function UpcomingChart() {
   const range = useRange("upcoming");
   return (
     <Section controls={<RangeSwitch label="Coming up within" name="upcoming" />} title="Coming up">
-      <Loaded query={useUpcoming(range)}>
+      <Loaded isErrorShownElsewhere query={useUpcoming(range)}>
         {({ bins, step_seconds }) => {
           const total = bins.reduce((sum, { count }) => sum + count, 0);
           const most = Math.max(0, ...bins.map(({ count }) => count));
@@ -42,7 +42,7 @@ export function SeriesCharts() {
   const range = useRange("range");
   return (
     <Section controls={<RangeSwitch label="Figures of the last" name="range" />} title="Over time">
-      <Loaded query={useSeries(range)}>
+      <Loaded isErrorShownElsewhere query={useSeries(range)}>
         {({ points }) => (
           <>
           <Early points={points} />

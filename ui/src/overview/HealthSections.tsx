@@ -19,7 +19,7 @@ const COLUMNS = { base: "minmax(0, 1fr)", xl: "minmax(0, 1fr) minmax(0, 1fr)" };
 /** What needs attention, and what to do about it. */
 export function Problems() {
   return (
-    <Loaded query={useHealth()}>
+    <Loaded isErrorShownElsewhere query={useHealth()}>
       {({ problems }) => (
         <Stack aria-label="Problems" aria-live="polite" gap={2} role="region">
           {problems.length === 0 ? (

@@ -11,7 +11,11 @@ import { Moment } from "../time/Moment";
 
 /** Counts by state, each of which leads to the messages. */
 export function Tiles() {
-  return <Loaded query={useCounts()}>{(counts) => <TileGrid counts={counts} />}</Loaded>;
+  return (
+    <Loaded isErrorShownElsewhere query={useCounts()}>
+      {(counts) => <TileGrid counts={counts} />}
+    </Loaded>
+  );
 }
 
 function TileGrid({ counts: { counts, overdue, next_scheduled_message_at: next, now } }: { counts: Counts }) {

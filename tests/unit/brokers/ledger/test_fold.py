@@ -214,7 +214,7 @@ def test_old_figures_and_empty_or_past_due_counts_are_pruned(ledger: Ledger):
     rows.insert(ledger, [waiting, cancelled])
     rows.change(ledger, Change.CANCELLED, cancelled)
     rows.fold_all(ledger)
-    for age_ms in (0, 49 * hour, 91 * 24 * hour):
+    for age_ms in (0, 49 * hour, 15 * 24 * hour, 401 * 24 * hour):
         ledger.transact(lambda c, at=now_ms - age_ms: fold.sample_depth(c, now_ms=at))
     ledger.transact(lambda c: fold.prune(c, now_ms=now_ms))
     depth = statistic.c.kind == fold.DEPTH
@@ -223,6 +223,9 @@ def test_old_figures_and_empty_or_past_due_counts_are_pruned(ledger: Ledger):
         (MINUTE, now_ms),
         (HOUR, now_ms),
         (HOUR, now_ms - 49 * hour),
+        (DAY, now_ms),
+        (DAY, now_ms - 72 * hour),
+        (DAY, now_ms - 15 * 24 * hour),
     }
     assert kept_due_counts(ledger) == real_due_counts(ledger)
     ledger.transact(lambda c: fold.prune(c, now_ms=start_of(NOW_MS, MINUTE) + minute + hour))

@@ -162,6 +162,18 @@ def test_messages_that_the_reader_may_not_see_are_left_out_and_pages_stay_full(
     assert ids(find_all(ledger, MessageFilter(), size=7, is_visible=is_visible)) == expected
 
 
+def test_a_whole_id_finds_its_message_alone_however_many_there_are(
+    ledger: Ledger, stored: list[MessageRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "SCANNED", 1)
+    (wanted,) = (record for record in stored if record.message.id == "rabbit-5")
+
+    assert ids(find_all(ledger, MessageFilter(id_contains="rabbit-5"), size=10)) == ["rabbit-5"]
+    for state in State:
+        found = find_all(ledger, MessageFilter(id_contains="rabbit-5", states=[state]), size=10)
+        assert ids(found) == (["rabbit-5"] if state is wanted.state else [])
+
+
 def test_a_page_that_found_nothing_yet_says_that_the_search_goes_on(
     ledger: Ledger, stored: list[MessageRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:

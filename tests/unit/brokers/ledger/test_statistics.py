@@ -96,28 +96,6 @@ def test_too_many_points_are_refused(ledger: Ledger):
         series(ledger, START_MS, START_MS + MAX_POINTS * MINUTE_MS + 1, MINUTE)
 
 
-@pytest.mark.parametrize(
-    ("range_ms", "step"),
-    [
-        (HOUR_MS, MINUTE),
-        (6 * HOUR_MS, 2 * MINUTE),
-        (DAY_MS, 10 * MINUTE),
-        (2 * DAY_MS, 15 * MINUTE),
-        (3 * DAY_MS, HOUR),
-        (7 * DAY_MS, HOUR),
-        (30 * DAY_MS, 6 * HOUR),
-        (90 * DAY_MS, 12 * HOUR),
-        (1000 * DAY_MS, 6 * DAY),
-    ],
-)
-def test_a_step_is_found_for_each_range(range_ms: int, step: int):
-    since_ms = NOW_MS - range_ms
-    found = statistics.step_for(since_ms=since_ms, until_ms=NOW_MS, now_ms=NOW_MS)
-    assert found == step
-    points = -(-(NOW_MS - start_of(since_ms, found)) // (found * 1000))
-    assert points <= MAX_POINTS
-
-
 def test_due_messages_are_told_by_minute_hour_and_day(ledger: Ledger):
     now_ms = start_of(NOW_MS, DAY) + 5 * HOUR_MS + 30 * MINUTE_MS + 10_000
     due = [0, 30_000, MINUTE_MS, 29 * MINUTE_MS, HOUR_MS, 20 * HOUR_MS, DAY_MS, 29 * DAY_MS]
