@@ -54,13 +54,14 @@ def test_strangers_are_asked_to_sign_in(people: People, path: str) -> None:
 def test_a_viewer_sees_no_action(people: People, scene: Scene) -> None:
     [message_id] = scene.schedule(1)
     [dead] = Scene(scene.ledger).kill(1, reason="cannot be parsed")
+    page = people.open("viewer")
     for path, text in (
         (f"/messages?channel={scene.channel}", message_id),
         (f"/messages/{message_id}", message_id),
         ("/dead-letters", dead),
         (f"/messages/{dead}", dead),
     ):
-        page = people.open("viewer", path)
+        page.goto(f"{people.url}{HOME}{path}")
         expect(page.get_by_text(text).first).to_be_visible()
         for action in ("Cancel", "Reschedule", "Expedite", "Replay"):
             expect(page.get_by_role("button", name=action, exact=True)).to_have_count(0)
