@@ -79,8 +79,9 @@ def test_dark_mode_of_airflow_applies(people: People, filled: Scene) -> None:
     page.get_by_role("button", name="User").click()
     page.get_by_role("menuitem", name="Appearance").click()
     page.get_by_text("Dark Mode").click()
-    expect(page.get_by_role("menu")).to_have_count(0)
     page.wait_for_function("light => getComputedStyle(document.body).backgroundColor !== light", arg=light)
+    # Colours fade: half-way there is no contrast.
+    page.wait_for_function("document.getAnimations().every(({playState}) => playState === 'finished')")
     expect(page.get_by_text(f"{filled.channel}-0000")).to_be_visible()
     assert violations(page, our_part(page)) == []
 
