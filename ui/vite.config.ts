@@ -37,5 +37,6 @@ export default defineConfig({
     globals: true,
     setupFiles: "src/testing/setup.ts",
     restoreMocks: true,
+    testTimeout: 30_000,
   },
 });

@@ -1312,7 +1312,7 @@ export interface components {
         };
         /**
          * Window
-         * @description How far to look ahead.
+         * @description How far to look ahead or back.
          * @enum {string}
          */
         Window: "hour" | "day" | "month";

@@ -90,13 +90,13 @@ interface TextFieldProps {
 }
 
 function TextField({ name, value, onChange }: TextFieldProps) {
-  const [typed, setTyped] = useState({ text: value, from: value });
+  const [typed, setTyped] = useState({ text: value, known: value, sent: value });
   const timer = useRef<number>(undefined);
   const suggestions = useId();
   useEffect(() => () => window.clearTimeout(timer.current), []);
-  // The address bar has changed by other means, such as "Clear filters".
-  if (value !== typed.from) {
-    setTyped({ text: value, from: value });
+  if (value !== typed.known) {
+    // What was typed since it was sent stays. Other changes of the address bar, such as "Clear filters", replace it.
+    setTyped({ ...typed, text: value === typed.sent ? typed.text : value, known: value });
   }
 
   return (
@@ -109,7 +109,10 @@ function TextField({ name, value, onChange }: TextFieldProps) {
           const text = event.target.value;
           setTyped({ ...typed, text });
           window.clearTimeout(timer.current);
-          timer.current = window.setTimeout(() => onChange(text.trim()), TYPING_MS);
+          timer.current = window.setTimeout(() => {
+            setTyped((current) => ({ ...current, sent: text.trim() }));
+            onChange(text.trim());
+          }, TYPING_MS);
         }}
         size="sm"
         type="search"
