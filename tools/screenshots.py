@@ -46,13 +46,14 @@ def main() -> int:
             message = find(api, "messages", dag_id=TRAFFIC_DAG, state="SCHEDULED")[0]
         report.step("the pages are filled")
         shoot = Camera(browser, airflow.url, report)
+        # First what lasts only until the job is submitted again.
+        shoot("retries", "/retries", "Next try")
+        shoot.task_tab("task-tab", retry["message"]["origin"])
         for scheme in ("light", "dark"):
-            shoot(f"overview-{scheme}", "", "Dispatchers", height=1500, scheme=scheme)
+            shoot(f"overview-{scheme}", "", "Dispatchers", height=1250, scheme=scheme)
         shoot("messages", "/messages?state=SCHEDULED", message["channel"])
         shoot("message", f"/messages/{quote(message['id'], safe='')}", "History")
-        shoot("retries", "/retries", "Attempts")
         shoot("dead-letters", "/dead-letters", "Reason", height=500)
-        shoot.task_tab("task-tab", retry["message"]["origin"])
     return 0
 
 

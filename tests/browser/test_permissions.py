@@ -116,7 +116,7 @@ def test_posts_of_another_site_are_refused(people: People, scene: Scene) -> None
 def test_the_files_of_the_pages_come_from_airflow_only(people: People) -> None:
     page = people.open("viewer", "/messages")
     answers: list[Response] = []
-    page.on("response", answers.append)
+    page.on("response", lambda answer: answers.append(answer))
     page.goto(f"{people.url}{HOME}")
     page.get_by_role("region", name="Dispatchers").wait_for()
     ours = [answer for answer in answers if "/delay/" in answer.url]
