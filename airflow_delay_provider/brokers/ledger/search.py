@@ -112,7 +112,8 @@ def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | Non
     onward = None if stopped_at is None else _token(stopped_at, backwards=backwards)
     back = None
     if cursor is not None:
-        start = _position(rows[0]) if rows else (cursor.deliver_at_ms, cursor.seq)
+        # From an empty page, the way back includes the message at which the page before it ended.
+        start = _position(rows[0]) if rows else (cursor.deliver_at_ms, cursor.seq + (-1 if backwards else 1))
         back = _token(start, backwards=not backwards)
     records = [record_of(row) for row in (reversed(rows) if backwards else rows)]
     next_token, prev_token = (back, onward) if backwards else (onward, back)

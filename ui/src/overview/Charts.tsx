@@ -45,38 +45,38 @@ export function SeriesCharts() {
       <Loaded isErrorShownElsewhere query={useSeries(range)}>
         {({ points }) => (
           <>
-          <Early points={points} />
-          <Grid gap={6} templateColumns={COLUMNS}>
-            <Figure
-              description={`Lateness of dispatched messages. ${worstLateness(points)}`}
-              format={describeSpan}
-              isLogarithmic
-              lines={[
-                line("p50", "green.500", points, (point) => atLeastOne(point.lateness?.p50_ms)),
-                line("p95", "orange.500", points, (point) => atLeastOne(point.lateness?.p95_ms)),
-                line("p99", "red.500", points, (point) => atLeastOne(point.lateness?.p99_ms)),
-              ]}
-              points={points}
-              title="Lateness"
-            />
-            <Figure
-              description={`Messages per interval: ${sum(points, "scheduled")} scheduled, ${sum(points, "dispatched")} dispatched, ${sum(points, "cancelled")} cancelled, ${sum(points, "dead")} dead`}
-              lines={[
-                line("scheduled", "blue.500", points, (point) => point.scheduled),
-                line("dispatched", "green.500", points, (point) => point.dispatched),
-                line("cancelled", "gray.500", points, (point) => point.cancelled),
-                line("dead", "red.500", points, (point) => point.dead),
-              ]}
-              points={points}
-              title="Throughput"
-            />
-            <Figure
-              description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
-              lines={[line("scheduled", "blue.500", points, (point) => point.depth)]}
-              points={points}
-              title="Depth: messages that wait"
-            />
-          </Grid>
+            <Early points={points} />
+            <Grid gap={6} templateColumns={COLUMNS}>
+              <Figure
+                description={`Lateness of dispatched messages. ${worstLateness(points)}`}
+                format={describeSpan}
+                isLogarithmic
+                lines={[
+                  line("p50", "green.500", points, (point) => atLeastOne(point.lateness?.p50_ms)),
+                  line("p95", "orange.500", points, (point) => atLeastOne(point.lateness?.p95_ms)),
+                  line("p99", "red.500", points, (point) => atLeastOne(point.lateness?.p99_ms)),
+                ]}
+                points={points}
+                title="Lateness"
+              />
+              <Figure
+                description={`Messages per interval: ${sum(points, "scheduled")} scheduled, ${sum(points, "dispatched")} dispatched, ${sum(points, "cancelled")} cancelled, ${sum(points, "dead")} dead`}
+                lines={[
+                  line("scheduled", "blue.500", points, (point) => point.scheduled),
+                  line("dispatched", "green.500", points, (point) => point.dispatched),
+                  line("cancelled", "gray.500", points, (point) => point.cancelled),
+                  line("dead", "red.500", points, (point) => point.dead),
+                ]}
+                points={points}
+                title="Throughput"
+              />
+              <Figure
+                description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
+                lines={[line("scheduled", "blue.500", points, (point) => point.depth)]}
+                points={points}
+                title="Depth: messages that wait"
+              />
+            </Grid>
           </>
         )}
       </Loaded>
