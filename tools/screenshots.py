@@ -47,7 +47,7 @@ def main() -> int:
         report.step("the pages are filled")
         shoot = Camera(browser, airflow.url, report)
         # First what lasts only until the job is submitted again.
-        shoot("retries", "/retries", "Next try")
+        shoot("retries", "/retries", "Last failure")
         shoot.task_tab("task-tab", retry["message"]["origin"])
         for scheme in ("light", "dark"):
             shoot(f"overview-{scheme}", "", "Dispatchers", height=1250, scheme=scheme)
