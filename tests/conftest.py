@@ -38,6 +38,7 @@ RABBITMQ_VERSIONS = ("rabbitmq3", "rabbitmq4")
 IN_AIRFLOW = {
     "the Airflow that runs Spark jobs": re.compile(r"acceptance/test_spark_"),
     "the Airflow that uses brokers": re.compile(r"acceptance/test_\w*_airflow"),
+    "the Airflow that people use in a browser": re.compile(r"tests/browser/"),
     "the Airflow that serves the HTTP API": re.compile(r"integration/test_api_"),
 }
 #: Tests of one file that use the same RabbitMQ and the same type of queue.

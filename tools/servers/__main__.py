@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from tools.servers.chromium import Chromium
 from tools.servers.kafka import Kafka
 from tools.servers.postgres import Postgres
 from tools.servers.process import dies_with_parent
@@ -24,6 +25,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     "rabbitmq": RabbitMQ,
     "rabbitmq4": RabbitMQ4,
     "kafka": Kafka,
+    "chromium": Chromium,
 }
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What a command interrupted by us gets to clean up after itself.

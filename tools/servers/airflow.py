@@ -115,6 +115,9 @@ class Airflow:
         self.wait_for(self._api_answers, what="the api-server answers", seconds=START_SECONDS)
         self.components["scheduler"].start()
         self.wait_until_healthy()
+        self.wait_for_dispatcher()
+
+    def wait_for_dispatcher(self) -> None:
         self.wait_for(self._dispatcher_is_well, what="the dispatcher is well", seconds=START_SECONDS)
 
     def wait_until_healthy(self) -> None:
