@@ -28,6 +28,7 @@ class People:
             page = self._profiles[user].new_page()
             page.goto(f"{self.url}{HOME}/messages")
             self.sign_in(page, user)
+            page.close()
         profile = self._profiles[user]
         if options:
             profile = self._new_profile(storage_state=profile.storage_state(), **options)

@@ -113,7 +113,7 @@ def test_one_message_is_rescheduled(people: People, scene: Scene) -> None:
     due = scene.record_of(message_id).message.deliver_at
     page = people.open("editor", f"/messages/{message_id}")
     dialog = ask_for(page, "Reschedule")
-    dialog.get_by_label("Delay from now").fill("3")
+    dialog.get_by_label("Delay", exact=True).fill("3")
     dialog.get_by_label("Unit").select_option("hours")
     confirm(dialog, "Reschedule 1 message")
     expect(page.get_by_role("region", name="History")).to_contain_text("rescheduled")
