@@ -1,14 +1,14 @@
 """Fill the pages *Delayed messages* with life: messages that are due in seconds, minutes, hours and days.
 
-Uses the default connection of each broker that is defined. On RabbitMQ and Kafka, the queue or topic ``orders`` must
-exist.
+Uses the default connection of each broker that is defined, or the connections that you name: ``{"connections":
+["delay_default"]}``. On RabbitMQ and Kafka, the queue or topic ``orders`` must exist.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Param, task
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
@@ -25,13 +25,16 @@ DELAYS = [
 with DAG(
     dag_id="example_traffic",
     schedule=None,
+    params={"connections": Param(None, type=["null", "array"], description="By default all that are defined.")},
     default_args={"retries": 2, "retry_delay": timedelta(seconds=5)},
     tags=["delay", "example"],
     doc_md=__doc__,
 ):
 
     @task
-    def find_connections() -> list[str]:
+    def find_connections(params: dict) -> list[str]:
+        if params["connections"]:
+            return params["connections"]
         found = ["delay_default"]  # works without being defined
         for conn_id in ("rabbitmq_default", "delay_kafka_default"):
             try:

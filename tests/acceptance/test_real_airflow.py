@@ -121,9 +121,9 @@ def test_the_task_links_to_its_message(reminder: Run, airflow: Airflow) -> None:
     message_id = reminder.result("remind_and_wait")
     links = reminder.api.links(reminder.dag_id, reminder.run_id, "remind_and_wait")
     assert links == {"Delayed message": f"{airflow.url}/plugin/delayed-messages/messages/{message_id}"}
-    page = reminder.api.http.get(links["Delayed message"])
-    assert page.is_success
-    assert message_id in page.text
+    assert reminder.api.http.get(links["Delayed message"]).is_success
+    found = reminder.api.http.get(f"{airflow.url}/delay/v1/messages/{message_id}")
+    assert found.json()["origin"]["task_id"] == "remind_and_wait"
 
 
 def test_the_command_line_shows_the_messages_of_a_dag(reminder: Run, airflow: Airflow) -> None:
@@ -252,10 +252,18 @@ def test_a_task_resumes_although_the_triggerer_was_killed_while_its_message_was_
         ("example_control", None),
         ("example_order", None),
         ("example_consume", None),
-        ("example_traffic", None),
         # Its messages are due on the next morning, which has passed: they are delivered at once.
         ("example_delayed_message", "2025-06-01T00:00:00Z"),
     ],
 )
 def test_every_example_runs(start: Start, dag_id: str, logical_date: str | None) -> None:
     start(dag_id, logical_date=logical_date).wait()
+
+
+def test_the_example_of_traffic_schedules_messages_for_the_next_month(start: Start, record: Record) -> None:
+    run = start("example_traffic", {"connections": ["delay_default"]})
+    run.wait()
+    ids = run.result("schedule_orders", map_index=0)
+    due = sorted(record(each).message.deliver_at - record(each).scheduled_at for each in ids)
+    assert len(due) == len(set(ids)) > 100
+    assert due[0] < timedelta(minutes=1) < timedelta(days=29) < due[-1]

@@ -47,14 +47,14 @@ test("a viewer sees messages but no actions", async () => {
   show(<App />, `${HOME}/messages`);
   expect(await screen.findByRole("link", { name: "order/1" })).toHaveAttribute("href", `${HOME}/messages/order%2F1`);
   expect(screen.queryByRole("checkbox")).not.toBeInTheDocument();
-  expect(screen.queryByText(/Take all/)).not.toBeInTheDocument();
+  expect(screen.queryByText(/Select all/)).not.toBeInTheDocument();
 });
 
 test("a list of messages that cannot be changed offers no change of all", async () => {
   fakeApi({ "/messages": () => ({ body: pageOf([summary({ state: "DISPATCHED" })]) }), "/channels": channels });
   show(<App />, `${HOME}/messages?state=DISPATCHED`);
   await screen.findByRole("link", { name: "order/1" });
-  expect(screen.queryByText(/Take all/)).not.toBeInTheDocument();
+  expect(screen.queryByText(/Select all/)).not.toBeInTheDocument();
 });
 
 test("empty lists say what would be there", async () => {

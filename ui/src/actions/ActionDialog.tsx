@@ -71,7 +71,7 @@ export function ActionDialog({ action, wording = WORDINGS[action.name], onClose,
                     <Spinner size="sm" /> Counting…
                   </Text>
                 )}
-                {dryRun.error !== null && <ErrorState error={dryRun.error} />}
+                {dryRun.error !== null && run.error === null && <ErrorState error={dryRun.error} />}
                 {dryRun.data !== undefined && <Question result={dryRun.data} wording={wording} />}
               </Box>
               {action.name === "reschedule" && <NewTimeFields onChange={setNewTime} />}

@@ -5,7 +5,7 @@ import { useSearchParams } from "react-router-dom";
 import type { StateName } from "../api/client";
 import { useChannels } from "../api/queries";
 import { fromInput, toInput, viewerZone } from "../time/zone";
-import { changeFilters, clearFilters, type Filters, hasFilters, readFilters, STATES, type TextFilter } from "./filters";
+import { changeFilters, type Filters, hasFilters, NO_FILTERS, readFilters, STATES, type TextFilter } from "./filters";
 
 const TYPING_MS = 400;
 const LABELS: Record<TextFilter, string> = {
@@ -25,8 +25,15 @@ export function FilterBar({ withState = false }: { withState?: boolean }) {
   const [params, setParams] = useSearchParams();
   const filters = readFilters(params);
   const [isOpen, setIsOpen] = useState(MORE.some((name) => filters[name] !== undefined));
-  const change = (changes: Partial<Filters>) =>
-    setParams((current) => changeFilters(current, changes), { replace: true });
+  // Two changes may come before the next render, which brings the parameters of the first one.
+  const latest = useRef(params);
+  useEffect(() => {
+    latest.current = params;
+  }, [params]);
+  const change = (changes: Partial<Filters>) => {
+    latest.current = changeFilters(latest.current, changes);
+    setParams(latest.current, { replace: true });
+  };
   const toggle = (state: StateName) =>
     change({
       state: filters.state.includes(state) ? filters.state.filter((each) => each !== state) : [...filters.state, state],
@@ -62,7 +69,7 @@ export function FilterBar({ withState = false }: { withState?: boolean }) {
             </Button>
           </Collapsible.Trigger>
           {hasFilters(filters) && (
-            <Button onClick={() => setParams(clearFilters, { replace: true })} size="sm" variant="ghost">
+            <Button onClick={() => change(NO_FILTERS)} size="sm" variant="ghost">
               Clear filters
             </Button>
           )}

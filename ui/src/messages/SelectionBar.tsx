@@ -63,7 +63,7 @@ export function SelectionBar({ actions, selection, filter }: Props) {
 function TakeAll({ onClick }: { onClick: () => void }) {
   return (
     <Button onClick={onClick} size="xs" variant="ghost">
-      Take all that match this filter
+      Select all that match this filter
     </Button>
   );
 }

@@ -43,10 +43,7 @@ export function changeFilters(params: URLSearchParams, changes: Partial<Filters>
   return changed;
 }
 
-export function clearFilters(params: URLSearchParams): URLSearchParams {
-  const empty = Object.fromEntries(TEXT_FILTERS.map((name) => [name, ""]));
-  return changeFilters(params, { ...empty, state: [] });
-}
+export const NO_FILTERS: Filters = { ...Object.fromEntries(TEXT_FILTERS.map((name) => [name, ""])), state: [] };
 
 export function hasFilters({ state, ...texts }: Filters): boolean {
   return state.length > 0 || Object.keys(texts).length > 0;

@@ -74,7 +74,7 @@ export function SeriesCharts() {
                 description={`Scheduled messages over time, last ${points.at(-1)?.depth ?? "unknown"}`}
                 lines={[line("scheduled", "blue.500", points, (point) => point.depth)]}
                 points={points}
-                title="Depth: messages that wait"
+                title="Scheduled messages"
               />
             </Grid>
           </>
