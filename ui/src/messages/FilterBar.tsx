@@ -99,8 +99,10 @@ interface TextFieldProps {
 function TextField({ name, value, onChange }: TextFieldProps) {
   const [typed, setTyped] = useState({ text: value, known: value, sent: value });
   const timer = useRef<number>(undefined);
+  const pending = useRef<() => void>(undefined);
   const suggestions = useId();
-  useEffect(() => () => window.clearTimeout(timer.current), []);
+  // Airflow may mount the page again when another filter changes: what was typed must not be lost.
+  useEffect(() => () => pending.current?.(), []);
   if (value !== typed.known) {
     // What was typed since it was sent stays. Other changes of the address bar, such as "Clear filters", replace it.
     setTyped({ ...typed, text: value === typed.sent ? typed.text : value, known: value });
@@ -116,10 +118,13 @@ function TextField({ name, value, onChange }: TextFieldProps) {
           const text = event.target.value;
           setTyped({ ...typed, text });
           window.clearTimeout(timer.current);
-          timer.current = window.setTimeout(() => {
+          pending.current = () => {
+            window.clearTimeout(timer.current);
+            pending.current = undefined;
             setTyped((current) => ({ ...current, sent: text.trim() }));
             onChange(text.trim());
-          }, TYPING_MS);
+          };
+          timer.current = window.setTimeout(() => pending.current?.(), TYPING_MS);
         }}
         size="sm"
         type="search"
