@@ -95,10 +95,10 @@ def _fold(url: str, now_ms: int) -> None:
 
 
 def _sample_depths(connection: Connection, now_ms: int) -> None:
-    """Take one sample, and repeat it for each minute of the last day and each hour of the last month."""
+    """Take one sample, and repeat it for each minute of the last day, hour of two weeks and day of the last month."""
     fold.sample_depth(connection, now_ms=now_ms)
     samples = connection.execute(select(statistic).where(statistic.c.kind == fold.DEPTH)).mappings().all()
-    earlier = {fold.MINUTE: range(1, 24 * 60), fold.HOUR: range(1, 30 * 24)}
+    earlier = {fold.MINUTE: range(1, 24 * 60), fold.HOUR: range(1, 14 * 24), fold.DAY: range(1, 30)}
     rows = [
         {**sample, "start_ms": sample["start_ms"] - steps * sample["step_seconds"] * 1000}
         for sample in samples
