@@ -93,7 +93,7 @@ def routes(now: datetime, message_id: str) -> Iterator[Route]:
     yield Route(name="dead letters", path="dead-letters")
     yield Route(name="retries", path="retries", items="retries")
     yield Route(name="health", path="health", items="problems", length=1)
-    for window, points, bins in (("hour", 61, 60), ("day", 145, 24), ("month", 121, 30)):
+    for window, points, bins in (("hour", 60, 60), ("day", 24, 24), ("month", 30, 30)):
         yield Route(name=f"series {window}", path="series", query={"range": window}, items="points", length=points)
         yield Route(name=f"upcoming {window}", path="upcoming", query={"range": window}, items="bins", length=bins)
 

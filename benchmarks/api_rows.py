@@ -112,8 +112,11 @@ def _statements(sql: _Sql, n: int, now_ms: int) -> Iterator[str]:
         WHEN i >= {int(n * _PAST)} THEN {State.SCHEDULED.value}
         WHEN i % 11 = 0 THEN {State.DEAD.value} ELSE {State.DISPATCHED.value} END"""
     channel = _one_of("i % 4", CHANNELS)
-    dag = _one_of("i % 3", DAGS)
-    ticket = sql.bytes_of.format(text=f"'{json.dumps(_ticket(now_ms).as_json())}'")
+    # Tickets come from tasks; a third of the other messages does not.
+    is_ticket = f"i % 4 = {CHANNELS.index(DEFAULT_CHANNEL)}"
+    dag = f"CASE WHEN {is_ticket} THEN '{DAGS[0]}' ELSE {_one_of('i % 3', DAGS)} END"
+    task = _one_of("(i / 3) % 2", TASKS)
+    ticket = sql.bytes_of.format(text=f"coalesce({_ticket_text(now_ms, task)}, '')")
     text = sql.bytes_of.format(text=f"'{'x' * 256}'")
     yield f"""
         INSERT INTO delay_scheduled_message (id, channel, state, deliver_at_ms, scheduled_at_ms, updated_at_ms,
@@ -128,7 +131,7 @@ def _statements(sql: _Sql, n: int, now_ms: int) -> Iterator[str]:
             CASE WHEN channel = '{DEFAULT_CHANNEL}' THEN {ticket} ELSE {text} END, 'application/json', 0, 0, 0,
             destination, CASE WHEN destination = '{HELD_BY_BROKER}' THEN 1 ELSE 0 END,
             dag, CASE WHEN dag IS NOT NULL THEN 'run_' || (i / {RUN}) END,
-            CASE WHEN dag IS NOT NULL THEN {_one_of("(i / 3) % 2", TASKS)} END,
+            CASE WHEN dag IS NOT NULL THEN {task} END,
             CASE WHEN dag IS NOT NULL THEN i % {RUN} END
         FROM (SELECT i, {sql.random_id} AS id, {channel} AS channel, {state} AS state, {_due(n, now_ms)} AS due,
             {dag} AS dag, {_one_of("i % 5", (HELD_BY_BROKER, HELD_BY_LEDGER))} AS destination
@@ -165,10 +168,18 @@ def _one_of(number: str, values: tuple[str, ...]) -> str:
     return f"CASE {number} {whens} END"
 
 
+def _ticket_text(now_ms: int, task: str) -> str:
+    """Return the SQL of a ticket of the row's own task."""
+    text = f"'{json.dumps(_ticket(now_ms).as_json())}'"
+    for name, value in (("@DAG", "dag"), ("@RUN", f"'run_' || (i / {RUN})"), ("@TASK", task)):
+        text = text.replace(name, f"' || {value} || '")
+    return text.replace('"map_index": -1', f"\"map_index\": ' || (i % {RUN}) || '")
+
+
 def _ticket(now_ms: int) -> Ticket:
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     return Ticket(
-        origin=Origin(dag_id=DAGS[0], run_id="run_0", task_id=TASKS[1], map_index=-1),
+        origin=Origin(dag_id="@DAG", run_id="@RUN", task_id="@TASK", map_index=-1),
         began_at=now,
         attempt=2,
         verdict="transient",

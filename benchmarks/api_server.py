@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -87,9 +87,8 @@ def serve(ledgers: Mapping[str, str]) -> Iterator[Client]:
         with log.open("w") as writing:
             process = subprocess.Popen(command, stdout=writing, stderr=writing, env=environment)
             try:
-                client = Client(_wait_for_port(process, log), token.read_text())
-                yield client
-                client.close()
+                with closing(Client(_wait_for_port(process, log), token.read_text())) as client:
+                    yield client
             finally:
                 process.terminate()
                 process.wait(STOP_SECONDS)
