@@ -43,6 +43,8 @@ class CheckBrokers:
         self._context = context
         self._open_broker = open_broker
         self._checkers: dict[str, _Checker] = {}
+        #: Those of connections that are not needed any more; they may still be closing.
+        self._ending: list[_Checker] = []
         self._is_first = True
 
     def run_once(self) -> float:
@@ -56,7 +58,9 @@ class CheckBrokers:
             ledger.transact(broker_status.forget_old)
             self._is_first = False
         for gone in self._checkers.keys() - names:
-            self._checkers.pop(gone).stop()
+            self._ending = [each for each in self._ending if each.is_alive]
+            self._ending.append(self._checkers.pop(gone))
+            self._ending[-1].stop()
         for conn_id in sorted(needed):
             if conn_id not in self._checkers:
                 self._checkers[conn_id] = _Checker(self._context, conn_id, self._open_broker)
@@ -72,10 +76,11 @@ class CheckBrokers:
 
     def close(self) -> None:
         """End the threads; one whose broker hangs ends with the process."""
-        for checker in self._checkers.values():
+        checkers = [*self._checkers.values(), *self._ending]
+        for checker in checkers:
             checker.stop()
         deadline = time.monotonic() + CLOSE_SECONDS
-        for checker in self._checkers.values():
+        for checker in checkers:
             checker.join(max(0.0, deadline - time.monotonic()))
         self._checkers.clear()
 
@@ -106,6 +111,11 @@ class _Checker:
         began_at = self._began_at
         return 0.0 if began_at is None else time.monotonic() - began_at
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not closed its broker yet."""
+        return self._thread.is_alive()
+
     def ask(self) -> None:
         """Ask for a check, unless one is under way."""
         if self._began_at is None:
@@ -118,8 +128,11 @@ class _Checker:
         self._wake.set()
 
     def join(self, seconds: float) -> None:
-        """Wait until the broker is closed."""
+        """Wait until the broker is closed, and a verification has ended."""
+        deadline = time.monotonic() + seconds
         self._thread.join(seconds)
+        if self._verification is not None:
+            self._verification.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while not self._stopped:
@@ -188,7 +201,9 @@ class _Checker:
         except Exception as error:  # noqa: BLE001 - the next check reports a broker that is down
             log.warning("The topology of connection %s was not verified: %s", self._conn_id, _locate(error))
             return
-        self._ledger.transact(broker_status.write_topology, self._conn_id, issues)
+        # The ledger is closed after the loops.
+        if not self._stopped:
+            self._ledger.transact(broker_status.write_topology, self._conn_id, issues)
 
 
 class _Every:
