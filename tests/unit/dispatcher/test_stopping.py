@@ -93,7 +93,7 @@ def test_a_broker_that_does_not_close_cleanly_does_not_keep_the_dispatcher_from_
     wait_in(ledger, "one", "another")
     dispatcher = Dispatcher(ledger, open_broker=open_broker, config=CONFIG)
     dispatcher.start()
-    wait_for(lambda: len(opened) == 2, what="both brokers are opened", seconds=60, interval=0.02)
+    wait_for(lambda: len(opened) >= 2, what="brokers are opened", seconds=60, interval=0.02)
     assert dispatcher.stop()
     assert sorted(closed, key=id) == sorted(opened, key=id)
 
