@@ -16,7 +16,6 @@ from fastapi import Depends, HTTPException, Query, Request
 from airflow_delay_provider.api.models import Text
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.search import EMBEDDED
-from airflow_delay_provider.brokers.port import NeedsDispatcher
 from airflow_delay_provider.domain.arguments import Hold, Limits
 from airflow_delay_provider.domain.clock import Clock, floor_ms
 from airflow_delay_provider.domain.exceptions import ConfigurationError
@@ -39,8 +38,6 @@ class OpenLedger:
     limits: Limits
     #: Selects the messages of the connection; None selects all messages of the ledger.
     destination: str | None
-    #: Whether a dispatcher moves the messages that the connection's broker holds itself.
-    needs_dispatcher: bool
     opened_at: float
 
     def now(self) -> datetime:
@@ -100,7 +97,6 @@ class OpenLedgers:
             clock=broker.clock,
             limits=broker.limits,
             destination=hook.get_listed_destination(),
-            needs_dispatcher=isinstance(broker, NeedsDispatcher),
             opened_at=self._monotonic(),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -23,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message, Origin
-from tests.databases import URL_VARIABLE, fresh_database
+from tests.databases import fresh_database
 from tests.integration.api_server import ApiServer
 from tests.selective_auth import OPEN_DAG
 
@@ -40,12 +39,10 @@ def fuzzed(request: pytest.FixtureRequest, api_server: ApiServer) -> Iterator[Ap
     if request.param == "sqlite":
         _fill(api_server, f"sqlite:///{api_server.folder / 'fuzzed.db'}")
         yield api_server
-    elif os.environ.get(URL_VARIABLE):
+    else:
         with fresh_database() as url:
             _fill(api_server, url)
             yield api_server
-    else:
-        pytest.skip(f"{URL_VARIABLE} is not set")
 
 
 def _fill(server: ApiServer, url: str) -> None:
