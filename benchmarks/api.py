@@ -8,23 +8,20 @@ the ledger is larger. The aim is a ratio of the 99th percentiles of at most 1.5.
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from pathlib import Path
 
 from airflow_delay_provider.brokers.ledger.listing import Cursor
 from airflow_delay_provider.domain.lifecycle import State
 from benchmarks import api_report, api_rows, results
 from benchmarks.api_rows import CHANNELS, DAGS, HELD_BY_BROKER, HELD_BY_LEDGER, TASKS
 from benchmarks.api_server import Client, serve
-from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
+from benchmarks.databases import Database, run_on_databases
 from benchmarks.measurement import MismatchError, Results, expect, percentile, say
 
 SMALL, LARGE = "bench_small", "bench_large"
@@ -173,20 +170,13 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
     sizes = sizes or (QUICK if options.quick else Sizes())
     folder = options.results or (results.QUICK_FOLDER if options.quick else results.FOLDER)
     begin, load_at_begin = time.monotonic(), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch:
-        databases = open_databases(Path(scratch))
-        if len(databases) == 1:
-            say(f"{URL_VARIABLE} is not set: SQLite alone is measured")
-        try:
-            found = run(databases, sizes)
-        except MismatchError as mismatch:
-            print(f"error: {mismatch}", file=sys.stderr)
-            return 1
-    server = next((database.version() for database in databases if isinstance(database, Postgres)), None)
+    try:
+        found, versions = run_on_databases(lambda databases: run(databases, sizes))
+    except MismatchError as mismatch:
+        print(f"error: {mismatch}", file=sys.stderr)
+        return 1
     results.write_csv(folder / "api.csv", found.measurements)
-    software = {
-        "sqlite": sqlite3.sqlite_version,
-        "postgresql": server,
+    software = versions | {
         "airflow": version("apache-airflow-core"),
         "fastapi": version("fastapi"),
         "uvicorn": version("uvicorn"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from sqlalchemy.engine import make_url
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.dialect import BUSY_SECONDS, PRAGMAS
 from airflow_delay_provider.domain.lifecycle import Change, State
+from benchmarks.measurement import Results, say
 
 URL_VARIABLE = "DELAY_TEST_POSTGRES_URL"
 PAYLOAD_BYTES = 256
@@ -223,3 +225,14 @@ def _migrate(url: str) -> None:
 
 def _path(url: str) -> str:
     return make_url(url).database or ""
+
+
+def run_on_databases(run: Callable[[Sequence[Database]], Results]) -> tuple[Results, dict[str, Any]]:
+    """Measure on fresh databases; return the results and the databases' versions."""
+    with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch:
+        databases = open_databases(Path(scratch))
+        if len(databases) == 1:
+            say(f"{URL_VARIABLE} is not set: SQLite alone is measured")
+        found = run(databases)
+    server = next((database.version() for database in databases if isinstance(database, Postgres)), None)
+    return found, {"sqlite": sqlite3.sqlite_version, "postgresql": server}

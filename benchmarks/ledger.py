@@ -9,17 +9,14 @@ of one index for each state, or the few rows of counts, so it does not grow with
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 from benchmarks import channel_rate, dispatch_rate, lateness, lookups, plots, results, schedule_rate
-from benchmarks.databases import URL_VARIABLE, Database, Postgres, open_databases
+from benchmarks.databases import Database, run_on_databases
 from benchmarks.measurement import MismatchError, Results, say
 
 
@@ -75,20 +72,13 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
     sizes = sizes or (QUICK if options.quick else Sizes())
     folder = options.results or (results.QUICK_FOLDER if options.quick else results.FOLDER)
     begin, load_at_begin = time.monotonic(), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch:
-        databases = open_databases(Path(scratch))
-        if len(databases) == 1:
-            say(f"{URL_VARIABLE} is not set: SQLite alone is measured")
-        try:
-            found = run(databases, sizes)
-        except MismatchError as mismatch:
-            print(f"error: {mismatch}", file=sys.stderr)
-            return 1
-    server = next((database.version() for database in databases if isinstance(database, Postgres)), None)
+    try:
+        found, versions = run_on_databases(lambda databases: run(databases, sizes))
+    except MismatchError as mismatch:
+        print(f"error: {mismatch}", file=sys.stderr)
+        return 1
     results.write_csv(folder / "ledger.csv", found.measurements)
-    software = {
-        "sqlite": sqlite3.sqlite_version,
-        "postgresql": server,
+    software = versions | {
         "sqlalchemy": version("sqlalchemy"),
         "psycopg": version("psycopg"),
     }
