@@ -195,7 +195,12 @@ class _Action:
         with self._opened.ledger.read() as connection:
             for _ in range(PAGES_COUNTED if self._body.dry_run else 1):
                 found = search.search(
-                    connection, criteria, token=chosen.next, size=MAX_PER_ACTION, is_visible=self._is_to_change
+                    connection,
+                    criteria,
+                    token=chosen.next,
+                    size=MAX_PER_ACTION,
+                    is_visible=self._is_to_change,
+                    scanned=search.SCANNED_IN_BULK,
                 )
                 chosen.matched += len(found.records)
                 chosen.next = found.next

@@ -119,8 +119,8 @@ class MessagePage(Answer):
     prev: str | None
     #: Paths of the next and previous page.
     links: PageLinks
-    #: False: not every message was searched yet; ``next`` continues the search.
-    is_complete: bool
+    #: A token: not every message was searched yet, and this page continues the search.
+    continuation: str | None
 
 
 class PageLinks(Answer):
@@ -339,4 +339,4 @@ class DeadLetterPage(Answer):
     next: str | None
     prev: str | None
     links: PageLinks
-    is_complete: bool
+    continuation: str | None

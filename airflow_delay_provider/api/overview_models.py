@@ -76,7 +76,7 @@ class RetryPage(Answer):
     next: str | None
     prev: str | None
     links: PageLinks
-    is_complete: bool
+    continuation: str | None
 
 
 # -- health and figures ----------------------------------------------------------------------------------------------

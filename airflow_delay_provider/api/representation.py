@@ -105,7 +105,7 @@ class Presenter:
             "next": found.next,
             "prev": found.prev,
             "links": PageLinks(next=self._page_link(found.next), prev=self._page_link(found.prev)),
-            "is_complete": found.is_complete,
+            "continuation": found.continuation,
         }
 
     def _page_link(self, token: str | None) -> str | None:

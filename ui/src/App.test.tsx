@@ -63,6 +63,35 @@ test("empty lists say what would be there", async () => {
   expect(await screen.findByText("No messages yet")).toBeVisible();
 });
 
+test.each(["messages", "dead-letters"])("a search of %s that has found nothing yet goes on by itself", async (list) => {
+  const dead = { ...summary(), reason: "too large", died_at: "2026-01-01T00:00:00Z" };
+  const unfinished = pageOf([], { next: "token2", continuation: "token2" });
+  const calls = fakeApi({
+    [`/${list}`]: ({ query }) => ({ body: query.get("page") === "token2" ? pageOf([dead]) : unfinished }),
+    "/channels": channels,
+  });
+  show(<App />, `${HOME}/${list}?search=order`);
+  expect(await screen.findByRole("link", { name: "order/1" })).toBeVisible();
+  const pages = calls.filter(({ path }) => path === `/${list}`).map(({ query }) => query.get("page"));
+  expect(pages).toEqual([null, "token2"]);
+});
+
+test.each(["messages", "dead-letters", "retries"])("a long search of %s is not taken for an empty list", async (list) => {
+  const unfinished = pageOf([], { next: "more", continuation: "more" });
+  const calls = fakeApi({
+    [`/${list}`]: () => ({ body: { ...unfinished, retries: [] } }),
+    "/channels": channels,
+    "/health": () => problem(503, ""),
+  });
+  show(<App />, `${HOME}/${list}?search=order`);
+  expect(await screen.findByText("Not all messages are searched yet.")).toBeVisible();
+  expect(screen.queryByText(/^No /)).not.toBeInTheDocument();
+  const read = calls.filter(({ path }) => path === `/${list}`).length;
+  expect(read).toBeGreaterThan(10);
+  await userEvent.setup().click(screen.getByRole("button", { name: "Continue the search" }));
+  await waitFor(() => expect(screen.getByTestId("address")).toHaveTextContent("page=more"));
+});
+
 test("a message with a slash in its id is shown with its actions and no serious violation", async () => {
   const calls = fakeApi({
     "/messages/order/1": () => ({ body: detail({ warning: "No dispatcher runs." }) }),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, tuple_, union_all
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from airflow_delay_provider.brokers.ledger.dialect import contains
@@ -22,8 +22,10 @@ _ORDER = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
 _TASK = ("dag_id", "run_id", "task_id")
 #: Selects embedded messages, which have no destination.
 EMBEDDED = ""
-#: Rows of each state that one page searches at most, for criteria without an index.
-SCANNED = 2000
+#: Rows that one page of a list searches at most, for criteria without an index.
+SCANNED = 1000
+#: The same where nobody waits for a first page: fewer pages cost less.
+SCANNED_IN_BULK = 8000
 #: Rows that are searched first, for each message that is missing on the page.
 FEW = 5
 #: More overdue messages are not counted.
@@ -59,8 +61,8 @@ class Found:
     records: Sequence[MessageRecord]
     next: str | None
     prev: str | None
-    #: Otherwise the page ended before it was full; the next one continues the search.
-    is_complete: bool
+    #: The page ended before it was full, and this token continues the search; None if nothing is left to search.
+    continuation: str | None
 
 
 def search(
@@ -70,23 +72,25 @@ def search(
     token: str | None = None,
     size: int = 50,
     is_visible: Callable[[MessageRecord], bool] = lambda _record: True,
+    scanned: int | None = None,
 ) -> Found:
     """Return one page of the messages that meet the criteria.
 
     :param is_visible: leaves out messages that the reader may not see.
+    :param scanned: how many rows it searches at most; by default ``SCANNED``.
     """
     if not 1 <= size <= MAX_PAGE_SIZE:
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
     cursor = Cursor.parse(token)
-    scan = _Scan(connection, criteria, backwards=cursor is not None and cursor.backwards)
+    budget = scanned or SCANNED
+    scan = _Scan(connection, criteria, backwards=cursor is not None and cursor.backwards, scanned=budget)
     position = None if cursor is None else (cursor.deliver_at_ms, cursor.seq)
     rows: list[AnyRow] = []
-    budget = SCANNED
     stopped_at: Position | None = None
     while True:
         batch, stopped_at = scan.read(position, size + 1 - len(rows))
         rows += [row for row in batch if is_visible(record_of(row))]
-        budget -= SCANNED if scan.has_unindexed else max(1, len(batch))
+        budget -= budget if scan.has_unindexed else max(1, len(batch))
         if stopped_at is None or len(rows) > size or budget <= 0:
             break
         position = stopped_at
@@ -94,7 +98,7 @@ def search(
     rows = rows[:size]
     if is_full:
         stopped_at = _position(rows[-1])
-    return _found(rows, cursor, stopped_at, is_complete=is_full or stopped_at is None)
+    return _found(rows, cursor, stopped_at, is_full=is_full)
 
 
 def count_overdue(
@@ -102,11 +106,11 @@ def count_overdue(
 ) -> tuple[int, int | None]:
     """Return how many scheduled messages are overdue, at most ``MOST_OVERDUE`` + 1, and the earliest due time."""
     criteria = MessageFilter(states=[State.SCHEDULED], channel=channel, destination=destination, due_to_ms=now_ms)
-    scan = _Scan(connection, criteria, backwards=False)
+    scan = _Scan(connection, criteria, backwards=False, scanned=SCANNED)
     return scan.count(MOST_OVERDUE + 1)
 
 
-def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | None, *, is_complete: bool) -> Found:
+def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | None, *, is_full: bool) -> Found:
     """Return the page; ``rows`` are in the order of reading, and ``stopped_at`` is where reading would continue."""
     backwards = cursor is not None and cursor.backwards
     onward = None if stopped_at is None else _token(stopped_at, backwards=backwards)
@@ -117,17 +121,18 @@ def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | Non
         back = _token(start, backwards=not backwards)
     records = [record_of(row) for row in (reversed(rows) if backwards else rows)]
     next_token, prev_token = (back, onward) if backwards else (onward, back)
-    return Found(records=records, next=next_token, prev=prev_token, is_complete=is_complete)
+    return Found(records=records, next=next_token, prev=prev_token, continuation=None if is_full else onward)
 
 
 class _Scan:
     """Reads messages in due order: some index ranges, merged, and criteria that no index serves."""
 
-    def __init__(self, connection: Connection, criteria: MessageFilter, *, backwards: bool) -> None:
+    def __init__(self, connection: Connection, criteria: MessageFilter, *, backwards: bool, scanned: int) -> None:
         self._connection = connection
         self._criteria = criteria
         self._backwards = backwards
         self._ranges, self._unindexed = _plan(connection, criteria)
+        self._scanned = scanned
 
     @property
     def has_unindexed(self) -> bool:
@@ -136,23 +141,7 @@ class _Scan:
 
     def read(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
         """Return the next rows, and where to continue; None if everything was read."""
-        rows: list[AnyRow] = []
-        ends: list[Position] = []
-        for conditions in self._ranges:
-            query = self._range(conditions, position)
-            found, end = self._read_all(query, limit) if not self._unindexed else self._search(query, limit)
-            rows += found
-            if end is not None:
-                ends.append(end)
-        # Behind the nearest end of a range, rows of that range may be missing.
-        nearest = (max(ends) if self._backwards else min(ends)) if ends else None
-        if nearest is not None:
-            rows = [row for row in rows if not self._is_behind(_position(row), nearest)]
-        rows.sort(key=_position, reverse=self._backwards)
-        if len(rows) > limit:
-            rows = rows[:limit]
-            nearest = _position(rows[-1])
-        return rows, nearest
+        return self._search(position, limit) if self._unindexed else self._merge(position, limit)
 
     def count(self, limit: int) -> tuple[int, int | None]:
         """Return the number of rows, at most about ``limit``, and the first due time."""
@@ -170,33 +159,56 @@ class _Scan:
             earliest += [] if first is None else [first]
         return total, min(earliest, default=None)
 
-    def _read_all(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
-        rows = list(self._connection.execute(query.limit(limit)))
-        return rows, _position(rows[-1]) if len(rows) == limit else None
+    def _merge(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
+        """Read each range as if it had all rows that are wanted."""
+        ranges = [
+            list(self._connection.execute(self._range(conditions, position).limit(limit)))
+            for conditions in self._ranges
+        ]
+        rows = sorted(chain.from_iterable(ranges), key=_position, reverse=self._backwards)
+        is_all = len(rows) <= limit and all(len(each) < limit for each in ranges)
+        return rows[:limit], None if is_all else _position(rows[limit - 1])
 
-    def _search(self, query: Select[AnyRow], limit: int) -> tuple[list[AnyRow], Position | None]:
-        # Where many rows meet the criteria, a few of them are enough; databases sort all rows of the inner query.
-        for size in (min(FEW * limit, SCANNED), SCANNED):
-            rows = self._meeting(query.limit(size), limit)
+    def _search(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
+        """Read a number of rows in due order, whichever range they are in, and return those that meet the criteria."""
+        rows: list[AnyRow] = []
+        # Where many rows meet the criteria, a few are enough.
+        for scanned in sorted({min(FEW * limit, self._scanned), self._scanned}):
+            keys = self._keys(position, scanned).subquery()
+            query = (
+                select(*SUMMARY_COLUMNS)
+                .join_from(keys, scheduled_message, _MESSAGE.seq == keys.c.seq)
+                .where(*(condition(_MESSAGE) for condition in self._unindexed))
+                .order_by(*self._order(keys.c))
+                .limit(limit)
+            )
+            rows = list(self._connection.execute(query))
             if len(rows) == limit:
                 return rows, _position(rows[-1])
-        last = self._connection.execute(query.with_only_columns(*_ORDER).offset(SCANNED - 1).limit(1)).one_or_none()
+        last = self._connection.execute(
+            self._keys(position, self._scanned).offset(self._scanned - 1).limit(1)
+        ).one_or_none()
         return rows, None if last is None else _position(last)
 
-    def _meeting(self, query: Select[AnyRow], limit: int) -> list[AnyRow]:
-        scanned = query.subquery()
-        columns = scanned.c
-        wanted = [condition(columns) for condition in self._unindexed]
-        order = (columns.deliver_at_ms, columns.seq)
-        ordered = select(scanned).where(*wanted).order_by(*(c.desc() if self._backwards else c for c in order))
-        return list(self._connection.execute(ordered.limit(limit)))
+    def _keys(self, position: Position | None, limit: int) -> Select[AnyRow]:
+        """Return due times and sequence numbers of all ranges, which their indexes contain, in due order."""
+        ranges = [
+            self._range(conditions, position).with_only_columns(*_ORDER).limit(limit).subquery()
+            for conditions in self._ranges
+        ]
+        merged = union_all(*(select(each) for each in ranges)).subquery()
+        return select(merged).order_by(*self._order(merged.c)).limit(limit)
 
     def _range(self, conditions: Sequence[ColumnElement[bool]], position: Position | None) -> Select[AnyRow]:
         query = select(*SUMMARY_COLUMNS).where(*conditions, *self._due())
         if position is not None:
             here = tuple_(literal(position[0]), literal(position[1]))
             query = query.where(tuple_(*_ORDER) < here if self._backwards else tuple_(*_ORDER) > here)
-        return query.order_by(*(c.desc() if self._backwards else c for c in _ORDER))
+        return query.order_by(*self._order(_MESSAGE))
+
+    def _order(self, columns: _Columns) -> list[ColumnElement[Any]]:
+        order = (columns.deliver_at_ms, columns.seq)
+        return [column.desc() for column in order] if self._backwards else [*order]
 
     def _due(self) -> list[ColumnElement[bool]]:
         since, until = self._criteria.due_from_ms, self._criteria.due_to_ms
@@ -204,9 +216,6 @@ class _Scan:
             *([] if since is None else [_MESSAGE.deliver_at_ms >= since]),
             *([] if until is None else [_MESSAGE.deliver_at_ms < until]),
         ]
-
-    def _is_behind(self, position: Position, end: Position) -> bool:
-        return position < end if self._backwards else position > end
 
 
 _Columns = ReadOnlyColumnCollection[str, Any]

@@ -310,7 +310,7 @@ def test_a_dry_run_says_if_there_are_more(act: Act, delay_kit: DelayTestKit, mon
 def test_a_dry_run_continues_a_search_that_finds_nothing_at_first(
     act: Act, delay_kit: DelayTestKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "SCANNED", 3)
+    monkeypatch.setattr(search, "SCANNED_IN_BULK", 3)
     schedule(delay_kit, *(f"m{n}" for n in range(10)), "wanted")
     assert [act("cancel", filter={"search": "want"}, dry_run=True)[name] for name in ("matched", "is_exact")] == [
         1,

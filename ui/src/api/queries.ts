@@ -6,6 +6,8 @@ import { ApiError, client, unwrap } from "./client";
 const REFRESH_MS = 4000;
 /** A dispatcher is missed 12 s after it died, and the page says so within 15 s. */
 const HEALTH_MS = 2000;
+/** How many pages of a search are read before one that has something is shown. */
+const MOST_PAGES = 40;
 export type Range = "hour" | "day" | "month";
 
 /** The tasks, messages or retries of one DAG, run or task; undefined selects all. */
@@ -79,12 +81,41 @@ export function useChannels() {
   });
 }
 
-export function useMessages(query: MessagesQuery) {
+/**
+ * A page of a search may end before it has found anything; this reads on until a page has something.
+ * `pagesRead` tells how many pages that took.
+ */
+async function searchOn<T extends { continuation: string | null }>(
+  read: (page?: string) => Promise<T>,
+  lengthOf: (answer: T) => number,
+  page?: string,
+): Promise<T & { pagesRead: number }> {
+  let answer = await read(page);
+  let pagesRead = 1;
+  while (lengthOf(answer) === 0 && answer.continuation !== null && pagesRead < MOST_PAGES) {
+    answer = await read(answer.continuation);
+    pagesRead += 1;
+  }
+  return { ...answer, pagesRead };
+}
+
+/** A search of many pages is not repeated by itself. */
+function refreshUnlessLong({ state }: { state: { data?: { pagesRead: number } } }): number | false {
+  return (state.data?.pagesRead ?? 1) > 1 ? false : REFRESH_MS;
+}
+
+export function useMessages({ page, ...query }: MessagesQuery) {
   const conn_id = useConnId();
   return useQuery({
-    queryKey: ["messages", conn_id, query],
-    queryFn: ({ signal }) => unwrap(client.GET("/v1/messages", { params: { query: { conn_id, ...query } }, signal })),
+    queryKey: ["messages", conn_id, query, page],
+    queryFn: ({ signal }) =>
+      searchOn(
+        (page) => unwrap(client.GET("/v1/messages", { params: { query: { conn_id, ...query, page } }, signal })),
+        ({ messages }) => messages.length,
+        page,
+      ),
     placeholderData: keepPreviousData,
+    refetchInterval: refreshUnlessLong,
   });
 }
 
@@ -98,13 +129,18 @@ export interface MessagesQuery extends TaskFilter {
   page?: string;
 }
 
-export function useDeadLetters(query: Omit<MessagesQuery, "state">) {
+export function useDeadLetters({ page, ...query }: Omit<MessagesQuery, "state">) {
   const conn_id = useConnId();
   return useQuery({
-    queryKey: ["dead-letters", conn_id, query],
+    queryKey: ["dead-letters", conn_id, query, page],
     queryFn: ({ signal }) =>
-      unwrap(client.GET("/v1/dead-letters", { params: { query: { conn_id, ...query } }, signal })),
+      searchOn(
+        (page) => unwrap(client.GET("/v1/dead-letters", { params: { query: { conn_id, ...query, page } }, signal })),
+        ({ messages }) => messages.length,
+        page,
+      ),
     placeholderData: keepPreviousData,
+    refetchInterval: refreshUnlessLong,
   });
 }
 
@@ -126,12 +162,18 @@ export function useHistory(message_id: string) {
   });
 }
 
-export function useRetries(query: TaskFilter & { page?: string }) {
+export function useRetries({ page, ...query }: TaskFilter & { page?: string }) {
   const conn_id = useConnId();
   return useQuery({
-    queryKey: ["retries", conn_id, query],
-    queryFn: ({ signal }) => unwrap(client.GET("/v1/retries", { params: { query: { conn_id, ...query } }, signal })),
+    queryKey: ["retries", conn_id, query, page],
+    queryFn: ({ signal }) =>
+      searchOn(
+        (page) => unwrap(client.GET("/v1/retries", { params: { query: { conn_id, ...query, page } }, signal })),
+        ({ retries }) => retries.length,
+        page,
+      ),
     placeholderData: keepPreviousData,
+    refetchInterval: refreshUnlessLong,
   });
 }
 

@@ -580,8 +580,8 @@ export interface components {
             /** Prev */
             prev: string | null;
             links: components["schemas"]["PageLinks"];
-            /** Is Complete */
-            is_complete: boolean;
+            /** Continuation */
+            continuation: string | null;
         };
         /**
          * DispatcherLoop
@@ -866,8 +866,8 @@ export interface components {
             /** Prev */
             prev: string | null;
             links: components["schemas"]["PageLinks"];
-            /** Is Complete */
-            is_complete: boolean;
+            /** Continuation */
+            continuation: string | null;
         };
         /**
          * MessageSummary
@@ -1083,8 +1083,8 @@ export interface components {
             /** Prev */
             prev: string | null;
             links: components["schemas"]["PageLinks"];
-            /** Is Complete */
-            is_complete: boolean;
+            /** Continuation */
+            continuation: string | null;
         };
         /**
          * ScheduleBody

@@ -1,4 +1,3 @@
-import { Alert } from "@chakra-ui/react";
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 
@@ -6,6 +5,7 @@ import { useMessages } from "../api/queries";
 import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
+import { Unfinished } from "../layout/Unfinished";
 import { FilterBar } from "./FilterBar";
 import { type Filters, hasFilters, readFilters, toActionFilter } from "./filters";
 import { connectionColumn, dueColumn, idColumn, MessageTable, originColumn, stateColumn } from "./MessageTable";
@@ -30,7 +30,7 @@ export function MessagesPage() {
     <>
       <FilterBar withState />
       <Loaded query={query}>
-        {({ messages, next, prev, is_complete }) => (
+        {({ messages, next, prev, continuation }) => (
           <>
             {messages.some(({ can_edit }) => can_edit) && (
               <SelectionBar
@@ -48,14 +48,9 @@ export function MessagesPage() {
                 selection={messages.some(({ can_edit }) => can_edit) ? selection : undefined}
               />
             ) : (
-              <NoMessages isFiltered={hasFilters(filters)} />
+              continuation === null && <NoMessages isFiltered={hasFilters(filters)} />
             )}
-            {!is_complete && (
-              <Alert.Root mt={3} status="info">
-                <Alert.Indicator />
-                <Alert.Title>Not all messages are searched yet. The next page continues the search.</Alert.Title>
-              </Alert.Root>
-            )}
+            <Unfinished continuation={continuation} onTurn={turn} />
             <Pager next={next} onTurn={turn} prev={prev} />
           </>
         )}

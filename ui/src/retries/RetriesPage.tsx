@@ -6,6 +6,7 @@ import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { Section } from "../layout/Section";
+import { Unfinished } from "../layout/Unfinished";
 import { readFilters } from "../messages/filters";
 import { CircuitText } from "./CircuitText";
 import { RetryCard } from "./RetryCard";
@@ -25,9 +26,9 @@ export function RetriesPage() {
       <Clusters />
       <Section title="Waiting Spark jobs">
         <Loaded query={query}>
-          {({ retries, next, prev }) => (
+          {({ retries, next, prev, continuation }) => (
             <Stack gap={3}>
-              {retries.length === 0 && (
+              {retries.length === 0 && continuation === null && (
                 <EmptyState title="No Spark job waits for a retry">
                   A job that fails for a passing reason waits here until it is submitted again.
                 </EmptyState>
@@ -35,6 +36,7 @@ export function RetriesPage() {
               {retries.map((retry) => (
                 <RetryCard key={retry.message.id} retry={retry} />
               ))}
+              <Unfinished continuation={continuation} onTurn={turn} />
               <Pager next={next} onTurn={turn} prev={prev} />
             </Stack>
           )}

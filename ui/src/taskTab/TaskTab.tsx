@@ -6,6 +6,7 @@ import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { Section } from "../layout/Section";
+import { Unfinished } from "../layout/Unfinished";
 import { dueColumn, idColumn, MessageTable, stateColumn } from "../messages/MessageTable";
 import { SelectionBar } from "../messages/SelectionBar";
 import { AttemptList } from "../retries/AttemptList";
@@ -31,22 +32,26 @@ export function TaskTab({ dagId, runId, taskId, mapIndex }: Props) {
       <Retries task={task} />
       <Section title="Messages of this task">
         <Loaded query={useMessages({ ...task, page })}>
-          {({ messages, next, prev }) => {
+          {({ messages, next, prev, continuation }) => {
             const canEdit = messages.some(({ can_edit }) => can_edit);
-            return messages.length === 0 ? (
-              <EmptyState title="This task has scheduled no messages" />
-            ) : (
+            return (
               <>
+                {messages.length === 0 && continuation === null && (
+                  <EmptyState title="This task has scheduled no messages" />
+                )}
                 {canEdit && (
                   <SelectionBar actions={["cancel", "reschedule", "expedite"]} filter={task} selection={selection} />
                 )}
-                <MessageTable
-                  caption="Messages of this task"
-                  columns={COLUMNS}
-                  list={page ?? ""}
-                  messages={messages}
-                  selection={canEdit ? selection : undefined}
-                />
+                {messages.length > 0 && (
+                  <MessageTable
+                    caption="Messages of this task"
+                    columns={COLUMNS}
+                    list={page ?? ""}
+                    messages={messages}
+                    selection={canEdit ? selection : undefined}
+                  />
+                )}
+                <Unfinished continuation={continuation} onTurn={setPage} />
                 <Pager next={next} onTurn={setPage} prev={prev} />
               </>
             );

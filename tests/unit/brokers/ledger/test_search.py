@@ -90,7 +90,7 @@ def find_all(
         while True:
             page = search(connection, criteria, token=token, size=size, is_visible=is_visible)
             pages.append(page)
-            assert len(page.records) == size or not page.is_complete or page.next is None
+            assert len(page.records) == size or page.continuation is not None or page.next is None
             if page.next is None:
                 break
             token = page.next
@@ -180,7 +180,8 @@ def test_a_page_that_found_nothing_yet_says_that_the_search_goes_on(
     monkeypatch.setattr(searching, "SCANNED", 5)
     with ledger.read() as connection:
         page = search(connection, MessageFilter(id_contains="no such id"), size=10)
-    assert (page.records, page.is_complete, page.next is not None) == ([], False, True)
+    assert (page.records, page.continuation) == ([], page.next)
+    assert page.next is not None
 
 
 @pytest.mark.parametrize("size", [0, 1001])
