@@ -6,7 +6,7 @@ A bucket is named by its upper bound, so that figures stay readable if the bound
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, case, literal_column
 
@@ -30,20 +30,24 @@ def bucket_of(lateness_ms: ColumnElement[int]) -> ColumnElement[int]:
     )
 
 
-def quantile(counts: Mapping[int, int], q: float, *, max_ms: int) -> float | None:
-    """Return the lateness in milliseconds that a share ``q`` of the messages did not exceed; None without messages.
+def quantiles(counts: Mapping[int, int], shares: Sequence[float], *, max_ms: int) -> list[float | None]:
+    """Return the lateness in milliseconds that each share of the messages did not exceed; None without messages.
 
     Inside of a bucket, messages are taken as evenly spread, and none as later than ``max_ms``. Early messages are left
     out: they are counted by themselves.
+
+    :param shares: in ascending order.
     """
-    late = {bucket: n for bucket, n in sorted(counts.items()) if bucket != EARLY and n > 0}
-    rank, before = q * sum(late.values()), 0
-    for bucket, n in late.items():
-        if before + n >= rank:
+    late = sorted((bucket, n) for bucket, n in counts.items() if bucket != EARLY and n > 0)
+    total = sum(n for _, n in late)
+    found: list[float | None] = []
+    before = 0
+    for bucket, n in late:
+        while len(found) < len(shares) and before + n >= (rank := shares[len(found)] * total):
             lower, upper = _lower_bound(bucket), min(bucket, max_ms)
-            return max(0.0, min(lower, upper) + (upper - min(lower, upper)) * (rank - before) / n)
+            found.append(max(0.0, min(lower, upper) + (upper - min(lower, upper)) * (rank - before) / n))
         before += n
-    return None
+    return found or [None] * len(shares)
 
 
 def _lower_bound(bucket: int) -> int:

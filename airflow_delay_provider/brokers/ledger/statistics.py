@@ -147,7 +147,7 @@ def _read_changes(
     key = (row.c.start, row.c.kind, row.c.bucket)
     query = select(*key, cast(func.sum(row.c.n), BigInteger()), func.max(row.c.max_ms)).group_by(*key)
     found: dict[int, dict[tuple[str, int], tuple[int, int]]] = {}
-    for start_ms, kind, bucket, n, max_ms in connection.execute(query):
+    for start_ms, kind, bucket, n, max_ms in connection.execute(query).all():
         found.setdefault(start_ms, {})[(kind, bucket)] = (n, max_ms)
     return found
 
@@ -171,7 +171,7 @@ def _point_of(start_ms: int, changes: Mapping[tuple[str, int], tuple[int, int]],
             lateness[bucket] = n
             if bucket != histogram.EARLY:
                 max_ms = max(longest, max_ms or 0)
-    p50, p95, p99 = (histogram.quantile(lateness, q, max_ms=max_ms or 0) for q in (0.5, 0.95, 0.99))
+    p50, p95, p99 = histogram.quantiles(lateness, (0.5, 0.95, 0.99), max_ms=max_ms or 0)
     return Point(
         start=from_ms(start_ms),
         scheduled=counts[Change.SCHEDULED],
