@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from airflow_delay_provider.brokers.ledger import migrations
 from tests.databases import EmptiedDatabases, fresh_database, quick_sqlite_migrations, real_upgrade
@@ -45,18 +46,26 @@ IN_AIRFLOW = {
 ON_RABBITMQ = re.compile(r"\[.*(rabbitmq[34](?:-quorum|-classic)?)")
 #: Files whose tests mostly wait: two workers share each.
 PATIENT = re.compile(r"contract/test_.*(rabbitmq|kafka)")
-#: What takes longest begins first.
-LONGEST = [
+#: What keeps processors busy, the longest first.
+BUSY = [
     *IN_AIRFLOW,
+    "tests/acceptance/test_demo.py",
+    "tests/acceptance/test_killed_kafka.py",
+    "tests/integration/test_spark",
+    "tests/integration/test_kafka",
+]
+#: What mostly waits, the longest last.
+WAITING = [
+    "tests/integration/",
+    "tests/acceptance/",
+    "tests/integration/test_rabbitmq",
+    "tests/contract/",
+    "tests/contract/test_kafka.py",
     "tests/acceptance/test_killed_rabbitmq.py",
     "tests/contract/test_rabbitmq.py",
-    "tests/contract/test_kafka.py",
-    "tests/acceptance/test_killed_kafka.py",
-    "tests/contract/",
-    "tests/acceptance/test_demo.py",
-    "tests/acceptance/",
-    "tests/integration/",
 ]
+#: So many workers begin with what keeps processors busy: as many as there are processors, here and on CI.
+BUSY_WORKERS = 2
 
 
 def group_of(nodeid: str) -> str:
@@ -72,10 +81,15 @@ def group_of(nodeid: str) -> str:
 
 
 class ByGroup(LoadScopeScheduling):
-    """How workers share the tests."""
+    """Some workers run groups from the front of the queue, which are busy; the others from its end, which wait."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node not in self.nodes[:BUSY_WORKERS]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
@@ -84,11 +98,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        group = group_of(item.nodeid)
-        return next((n for n, start in enumerate(LONGEST) if group.startswith(start)), len(LONGEST))
+    items.sort(key=lambda item: rank_of(group_of(item.nodeid)))
 
-    items.sort(key=rank)
+
+def rank_of(group: str) -> int:
+    """Return the place of a group in the queue: busy ones first, then unit tests and the like, then those that wait."""
+    busy = [n for n, start in enumerate(BUSY) if group.startswith(start)]
+    waiting = [n for n, start in enumerate(WAITING) if group.startswith(start)]
+    return busy[0] if busy else len(BUSY) + (waiting[-1] + 1 if waiting else 0)
 
 
 @pytest.fixture(scope="module", params=RABBITMQ_VERSIONS)
