@@ -7,7 +7,7 @@ is in no state that AMQP shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pika
@@ -37,8 +37,13 @@ Show = fun(Source, HeldMessage) ->
 end,
 lists:foreach(
     fun(Worker) ->
-        [_, {resource, _, queue, Source} | More] = tuple_to_list(sys:get_state(Worker, 5000)),
-        [Show(Source, HeldMessage) || Map <- More, is_map(Map), HeldMessage <- maps:values(Map), IsPending(HeldMessage)]
+        try tuple_to_list(sys:get_state(Worker, 5000)) of
+            [_, {resource, _, queue, Source} | More] ->
+                [Show(Source, HeldMessage)
+                    || Map <- More, is_map(Map), HeldMessage <- maps:values(Map), IsPending(HeldMessage)]
+        catch
+            exit:_ -> io:format("blocked\\t~0p~n", [process_info(Worker, [current_stacktrace, message_queue_len])])
+        end
     end,
     [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]).
 """
@@ -71,6 +76,8 @@ class Positions:
     held: Mapping[str, HeldMessage] = field(default_factory=dict)
     #: Ready messages, by queue.
     ready: Mapping[str, int] = field(default_factory=dict)
+    #: What dead-letter workers that do not answer are doing.
+    blocked: Sequence[str] = ()
     #: Messages that have expired and that the dead-letter worker has not been given yet, by queue.
     behind: Mapping[str, int] = field(default_factory=dict)
 
@@ -78,6 +85,7 @@ class Positions:
         why = Counter(f"{held.queue}: {held.why}" for held in self.held.values())
         return "\n".join(
             (
+                *(f"         blocked  {doing}" for doing in self.blocked),
                 *(f"  {count:6d} held     {text}" for text, count in sorted(why.items())),
                 *(f"  {count:6d} behind   {queue}" for queue, count in sorted(self.behind.items())),
                 *(f"  {count:6d} ready    {queue}" for queue, count in sorted(self.ready.items())),
@@ -88,7 +96,10 @@ class Positions:
 def find_positions(node: RabbitMQ) -> Positions:
     """Query the node."""
     held: dict[str, HeldMessage] = {}
+    blocked: list[str] = []
     for line in node.control("eval", _HELD).splitlines():
+        if line.startswith("blocked\t"):
+            blocked.append(line.removeprefix("blocked\t"))
         if line.startswith("held\t"):
             _, queue, message_id, unconfirmed, refused, published, seconds = line.split("\t")
             held[message_id] = HeldMessage(
@@ -109,7 +120,7 @@ def find_positions(node: RabbitMQ) -> Positions:
             ready[name] = ready_here
         if (more := total - ready_here - unacknowledged - per_queue[name]) > 0:
             behind[name] = more
-    return Positions(held=held, ready=ready, behind=behind)
+    return Positions(held=held, blocked=blocked, ready=ready, behind=behind)
 
 
 def parked_ids(node: RabbitMQ, queue: str) -> set[str]:

@@ -60,7 +60,7 @@ class RabbitMQ:
         log_dir.mkdir(parents=True, exist_ok=True)
         self._guardian = Guardian()
         for _ in range(3):  # another run may take a free port between our look and our start
-            self._write_configuration()
+            self._write_configuration(log_dir)
             epmd = self._programs.command("epmd", "-address", "127.0.0.1", "-port", self._env["ERL_EPMD_PORT"])
             self._epmd = self._component(f"{self._folder}-epmd", epmd, log_dir)
             self._node = self._component(self._folder, self._programs.script("rabbitmq-server"), log_dir)
@@ -131,7 +131,7 @@ class RabbitMQ:
             return False
         return True
 
-    def _write_configuration(self) -> None:
+    def _write_configuration(self, log_dir: Path) -> None:
         assert self._home is not None
         home = self._home
         self.port, self.management_port = process.free_port(), process.free_port()
@@ -157,7 +157,7 @@ class RabbitMQ:
             "RABBITMQ_NODENAME": f"delay-{secrets.token_hex(4)}@localhost",
             "RABBITMQ_DIST_PORT": str(process.free_port()),
             "RABBITMQ_MNESIA_BASE": str(home / "data"),
-            "RABBITMQ_LOG_BASE": str(home / "log"),
+            "RABBITMQ_LOG_BASE": str(log_dir),
             "RABBITMQ_PID_FILE": str(home / "node.pid"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
             "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
