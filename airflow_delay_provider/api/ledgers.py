@@ -15,7 +15,7 @@ from fastapi import Depends, HTTPException, Query, Request
 
 from airflow_delay_provider.api.models import Text
 from airflow_delay_provider.brokers.ledger.database import Ledger
-from airflow_delay_provider.brokers.ledger.search import EMBEDDED
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
 from airflow_delay_provider.domain.arguments import Hold, Limits
 from airflow_delay_provider.domain.clock import Clock, floor_ms
 from airflow_delay_provider.domain.exceptions import ConfigurationError

@@ -40,6 +40,7 @@ from airflow_delay_provider.api.representation import (
 from airflow_delay_provider.brokers.ledger import delivery, journal, listing, search
 from airflow_delay_provider.brokers.ledger.heartbeats import read_dispatchers
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
 from airflow_delay_provider.domain.clock import ceil_ms, from_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import require_message_id
@@ -194,7 +195,7 @@ def count_messages(
     destination = opened.destination_of(connection)
     with opened.ledger.read() as database:
         counts = listing.count_by_state(database, channel=channel, destination=destination)
-        if destination == search.EMBEDDED and channel is None:
+        if destination == EMBEDDED and channel is None:
             due_ms = delivery.next_due_ms(database)
             next_due = None if due_ms is None else from_ms(due_ms)
         else:

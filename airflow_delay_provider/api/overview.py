@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Query
@@ -26,15 +27,25 @@ from airflow_delay_provider.api.overview_models import (
 )
 from airflow_delay_provider.api.problems import describes
 from airflow_delay_provider.api.retries import circuit_of
-from airflow_delay_provider.brokers.ledger import broker_status, cluster_circuits, listing, search, statistics
+from airflow_delay_provider.brokers.ledger import broker_status, cluster_circuits, listing, overdue, search, statistics
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms
 from airflow_delay_provider.brokers.ledger.heartbeats import DispatcherRecord, read_dispatchers
 from airflow_delay_provider.brokers.ledger.statistics import INTERVALS, Point, Window
-from airflow_delay_provider.domain.clock import ONE_MS, from_ms
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
+from airflow_delay_provider.domain.arguments import Hold
+from airflow_delay_provider.domain.clock import ONE_MS, floor_ms, from_ms
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 
 router = APIRouter(tags=["overview"])
+
+#: Who holds the messages that a loop dispatches, or whose dispatches it reads. Its name ends with their connection.
+_HOLD_OF_LOOP = {
+    "dispatch_embedded": Hold.LEDGER,
+    "dispatch_to_brokers": Hold.LEDGER,
+    "dispatch_kafka": Hold.BROKER,
+    "project_journal": Hold.BROKER,
+}
 
 Range = Annotated[Window, Query(alias="range")]
 
@@ -52,21 +63,22 @@ def get_me(permissions: CurrentPermissions, conn_id: Annotated[Text | None, Quer
 def get_health(opened: RequestedLedger) -> Health:
     """Return the dispatchers and brokers, and what needs attention."""
     with opened.ledger.read() as connection:
-        overdue, oldest_ms = search.count_overdue(connection, now_ms=opened.now_ms(), destination=opened.destination)
+        n_overdue, oldest_ms = search.count_overdue(connection, now_ms=opened.now_ms(), destination=opened.destination)
+        first_due = overdue.first_due_by_connection(connection)
         observed = Observed(
             now=opened.now(),
             database_now=from_ms(connection.execute(select(database_now_ms(connection))).scalar_one()),
             dispatchers=read_dispatchers(connection),
             brokers=broker_status.read_all(connection),
             outages=cluster_circuits.find_outages(connection),
-            waiting_embedded=listing.count_by_state(connection, destination=search.EMBEDDED)[State.SCHEDULED],
+            waiting_embedded=listing.count_by_state(connection, destination=EMBEDDED)[State.SCHEDULED],
             waiting_destinations=listing.waiting_destinations(connection),
-            overdue=overdue,
+            overdue=n_overdue,
             oldest_due=None if oldest_ms is None else from_ms(oldest_ms),
         )
     return Health(
         problems=find_problems(observed),
-        dispatchers=[_dispatcher(each) for each in observed.dispatchers],
+        dispatchers=[_dispatcher(each, first_due, now_ms=floor_ms(observed.now)) for each in observed.dispatchers],
         brokers=[_broker(each) for each in observed.brokers],
         circuits=[circuit_of(cluster, outage) for cluster, outage in sorted(observed.outages.items())],
         api_clock_skew_ms=observed.api_skew // ONE_MS,
@@ -105,7 +117,9 @@ def get_upcoming(
     return Upcoming(step_seconds=step, bins=[DueBin(at=each.start, count=each.n) for each in bins])
 
 
-def _dispatcher(record: DispatcherRecord) -> DispatcherStatus:
+def _dispatcher(
+    record: DispatcherRecord, first_due: Mapping[tuple[Hold, str], int], *, now_ms: int
+) -> DispatcherStatus:
     return DispatcherStatus(
         name=record.owner,
         status=cast(Literal["alive", "unwell", "stopped", "gone"], record.status),
@@ -123,10 +137,17 @@ def _dispatcher(record: DispatcherRecord) -> DispatcherStatus:
                 last_success_at=loop.succeeded_at,
                 failures=loop.failures,
                 error=None if loop.error is None else mask_secrets(loop.error),
+                lag_ms=_lag_ms(loop.name, first_due, now_ms),
             )
             for loop in record.loops
         ],
     )
+
+
+def _lag_ms(loop: str, first_due: Mapping[tuple[Hold, str], int], now_ms: int) -> int | None:
+    work, _, conn_id = loop.partition(":")
+    hold = _HOLD_OF_LOOP.get(work)
+    return None if hold is None else max(0, now_ms - first_due.get((hold, conn_id), now_ms))
 
 
 def _broker(status: broker_status.BrokerStatus) -> BrokerStatus:

@@ -101,6 +101,8 @@ class DispatcherLoop(Answer):
     last_success_at: datetime | None
     failures: int
     error: str | None
+    #: How long the first message of the loop is overdue, 0 if none is; null if the loop dispatches and lists none.
+    lag_ms: int | None
 
 
 class DispatcherStatus(Answer):

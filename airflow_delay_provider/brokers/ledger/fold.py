@@ -29,15 +29,20 @@ from sqlalchemy.sql import ColumnElement
 
 from airflow_delay_provider.brokers.ledger import histogram, journal, projection
 from airflow_delay_provider.brokers.ledger.dialect import oldest_running_transaction, upsert_into
-from airflow_delay_provider.brokers.ledger.tables import due_count, event, message_count, scheduled_message, statistic
+from airflow_delay_provider.brokers.ledger.tables import (
+    EMBEDDED,
+    due_count,
+    event,
+    message_count,
+    scheduled_message,
+    statistic,
+)
 from airflow_delay_provider.domain.clock import ONE_MS
 from airflow_delay_provider.domain.lifecycle import Change, State, outcome_of
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 #: Kind of the rows that hold samples of the number of scheduled messages.
 DEPTH = "depth"
-#: The position of the embedded journal is kept under this name, which no connection has.
-EMBEDDED = ""
 MINUTES_KEPT = timedelta(days=2)
 HOURS_KEPT = timedelta(days=14)
 DAYS_KEPT = timedelta(days=400)

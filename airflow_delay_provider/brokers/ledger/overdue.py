@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Select, literal, select, tuple_
 
 from airflow_delay_provider.brokers.ledger.delivery import next_due_ms
-from airflow_delay_provider.brokers.ledger.tables import message_count, scheduled_message
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, message_count, scheduled_message
 from airflow_delay_provider.domain.arguments import Hold
 from airflow_delay_provider.domain.lifecycle import State
 
@@ -15,18 +15,24 @@ _ORDER = (_MESSAGE.destination, _MESSAGE.held_by_broker, _MESSAGE.state, _MESSAG
 
 
 def first_due_ms(connection: Connection) -> dict[Hold, int]:
-    """Return when the first message is due that the ledger holds, and the first that a broker holds.
+    """Return when the first message is due that the ledger holds, and the first that a broker holds."""
+    found: dict[Hold, int] = {}
+    for (hold, _), due_ms in first_due_by_connection(connection).items():
+        found[hold] = min(due_ms, found.get(hold, due_ms))
+    return found
+
+
+def first_due_by_connection(connection: Connection) -> dict[tuple[Hold, str], int]:
+    """Return when the first message of each connection is due, by who holds it.
 
     It costs one index lookup for embedded messages and two for each connection, however many messages there are. A
     message that is being sent counts until the broker has confirmed it.
     """
-    embedded_ms = next_due_ms(connection)
-    found = {Hold.LEDGER: [embedded_ms], Hold.BROKER: list[int | None]()}
+    due = {(Hold.LEDGER, EMBEDDED): next_due_ms(connection)}
     for destination in _waiting_destinations(connection):
-        for hold, due in found.items():
-            due.append(_first_due_of(connection, destination, hold))
-    known = {hold: [each for each in due if each is not None] for hold, due in found.items()}
-    return {hold: min(due) for hold, due in known.items() if due}
+        for hold in Hold:
+            due[hold, destination] = _first_due_of(connection, destination, hold)
+    return {key: due_ms for key, due_ms in due.items() if due_ms is not None}
 
 
 def _waiting_destinations(connection: Connection) -> list[str]:

@@ -13,15 +13,13 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from airflow_delay_provider.brokers.ledger.dialect import contains
 from airflow_delay_provider.brokers.ledger.listing import MAX_PAGE_SIZE, SUMMARY_COLUMNS, Cursor
 from airflow_delay_provider.brokers.ledger.records import AnyRow, MessageRecord, record_of
-from airflow_delay_provider.brokers.ledger.tables import scheduled_message
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, scheduled_message
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import State
 
 _MESSAGE = scheduled_message.c
 _ORDER = (_MESSAGE.deliver_at_ms, _MESSAGE.seq)
 _TASK = ("dag_id", "run_id", "task_id")
-#: Selects embedded messages, which have no destination.
-EMBEDDED = ""
 #: Rows that one page of a list searches at most, for criteria without an index.
 SCANNED = 1000
 #: The same where nobody waits for a first page: fewer pages cost less.

@@ -23,6 +23,9 @@ from airflow_delay_provider.domain.lifecycle import State
 #: SQLite numbers rows by itself only for INTEGER keys.
 Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
+#: Names embedded messages where a connection names others: in counts, figures, positions and filters.
+EMBEDDED = ""
+
 metadata = MetaData(naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"})
 
 scheduled_message = Table(

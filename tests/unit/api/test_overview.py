@@ -145,18 +145,22 @@ def test_a_healthy_ledger_has_no_problems(get: Get, delay_kit: DelayTestKit) -> 
 def test_dispatchers_are_listed_with_their_loops(get: Get, delay_kit: DelayTestKit) -> None:
     """B40, B41"""
     failing = {"well": False, "succeeded_ms_ago": None, "failures": 2, "error": "LedgerError: locked"}
-    loops = {"dispatch_embedded": WELL, "prune": failing}
+    loops = {"dispatch_embedded": WELL, "dispatch_to_brokers:rabbit": WELL, "prune": failing}
+    delay_kit.schedule("invoices", deliver_after=10)
+    delay_kit.clock.advance(timedelta(seconds=12))
     write_heartbeat(delay_kit.broker.ledger, loops=loops, clock_skew=timedelta(milliseconds=-7))
     found = next(each for each in get("health")["dispatchers"] if each["name"] == OWNER)
     assert (found["status"], found["clock_skew_ms"], found["stopped_at"]) == ("unwell", -7, None)
-    well, unwell = found["loops"]
+    well, sending, unwell = found["loops"]
     assert (well["name"], well["is_healthy"], well["error"]) == ("dispatch_embedded", True, None)
+    assert (well["lag_ms"], sending["lag_ms"]) == (2000, 0)
     assert unwell == {
         "name": "prune",
         "is_healthy": False,
         "last_success_at": None,
         "failures": 2,
         "error": "LedgerError: locked",
+        "lag_ms": None,
     }
     delay_kit.broker.ledger.transact(lambda c: mark_stopped(c, OWNER))
     assert {each["status"] for each in get("health")["dispatchers"]} == {"alive", "stopped"}

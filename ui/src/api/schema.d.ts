@@ -598,6 +598,8 @@ export interface components {
             failures: number;
             /** Error */
             error: string | null;
+            /** Lag Ms */
+            lag_ms: number | null;
         };
         /**
          * DispatcherStatus

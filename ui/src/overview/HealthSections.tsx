@@ -113,7 +113,7 @@ function Dispatchers({ dispatchers }: { dispatchers: DispatcherStatus[] }) {
                 </Text>
               </Table.Cell>
               <Table.Cell verticalAlign="top">
-                {dispatcher.loops.map(({ name, is_healthy, last_success_at, error }) => (
+                {dispatcher.loops.map(({ name, is_healthy, last_success_at, error, lag_ms }) => (
                   <Text fontSize="xs" key={name} overflowWrap="anywhere">
                     {name}: {is_healthy ? "works" : "fails"}
                     {last_success_at !== null && (
@@ -121,6 +121,7 @@ function Dispatchers({ dispatchers }: { dispatchers: DispatcherStatus[] }) {
                         , last success <Distance at={last_success_at} />
                       </>
                     )}
+                    {lag_ms !== null && lag_ms >= 1000 && `, ${describeSpan(lag_ms)} behind`}
                     {error !== null && `, ${error}`}
                   </Text>
                 ))}

@@ -11,6 +11,7 @@ from airflow_delay_provider.brokers.ledger import delivery, fold, journal, listi
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.listing import Page
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry, State
@@ -62,7 +63,7 @@ def fold_all(ledger: Ledger, *, limit: int = 1000) -> None:
         return read(ledger, has_no_more)
 
     def has_no_more(connection: Connection) -> bool:
-        after = projection.position_of(connection, fold.EMBEDDED)
+        after = projection.position_of(connection, EMBEDDED)
         return connection.execute(journal.entries_after(connection, after).limit(1)).first() is None
 
     wait_for(is_folded, what="the end of the journal", seconds=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_delay_provider.brokers.ledger import delivery, overdue, projection, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
 from airflow_delay_provider.domain.arguments import Hold, OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
@@ -46,6 +47,12 @@ def test_messages_of_every_connection_count_for_who_holds_them(ledger: Ledger) -
     insert(ledger, NOW_MS + 1000, destination="kafka")
     insert(ledger, NOW_MS + 2000, destination="rabbit")
     assert rows.read(ledger, overdue.first_due_ms) == {Hold.LEDGER: NOW_MS + 1000, Hold.BROKER: NOW_MS - 7000}
+    assert rows.read(ledger, overdue.first_due_by_connection) == {
+        (Hold.LEDGER, EMBEDDED): NOW_MS + 5000,
+        (Hold.LEDGER, "kafka"): NOW_MS + 1000,
+        (Hold.LEDGER, "rabbit"): NOW_MS + 2000,
+        (Hold.BROKER, "rabbit"): NOW_MS - 7000,
+    }
 
 
 def test_a_message_that_is_being_sent_is_not_dispatched_yet(ledger: Ledger) -> None:

@@ -11,8 +11,8 @@ from sqlalchemy import update
 from airflow_delay_provider.brokers.ledger import search as searching
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
-from airflow_delay_provider.brokers.ledger.search import EMBEDDED, Found, MessageFilter, count_overdue, search
-from airflow_delay_provider.brokers.ledger.tables import scheduled_message
+from airflow_delay_provider.brokers.ledger.search import Found, MessageFilter, count_overdue, search
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, scheduled_message
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import State
