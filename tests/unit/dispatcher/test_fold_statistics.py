@@ -8,29 +8,17 @@ import pytest
 from sqlalchemy import func, select
 
 from airflow_delay_provider.brokers.ledger import fold, statistics
-from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.statistics import Window
 from airflow_delay_provider.brokers.ledger.tables import statistic
 from airflow_delay_provider.dispatcher import fold_statistics
 from airflow_delay_provider.dispatcher.fold_statistics import INTERVAL, FoldStatistics
 from airflow_delay_provider.dispatcher.loop import Context
-from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.testing.clock import SettableClock
 from tests.unit.brokers.ledger import rows
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
-
-
-@pytest.fixture
-def context(ledger: Ledger, clock: SettableClock) -> Context:
-    return Context(ledger=ledger, clock=clock, config=DispatcherConfig())
 
 
 def schedule(context: Context, n: int, delay: timedelta = MINUTE) -> None:

@@ -19,7 +19,6 @@ from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrok
 from airflow_delay_provider.dispatcher.gauges import DispatcherGauges
 from airflow_delay_provider.dispatcher.housekeeping import Prune
 from airflow_delay_provider.dispatcher.loop import Context, LoopThread
-from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import LedgerError, UnknownChannelError
@@ -27,16 +26,6 @@ from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.testing.clock import SettableClock
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
-
-
-@pytest.fixture
-def context(ledger: Ledger, clock: SettableClock) -> Context:
-    return Context(ledger=ledger, clock=clock, config=DispatcherConfig())
 
 
 def render(context: Context, *threads: LoopThread) -> list[str]:

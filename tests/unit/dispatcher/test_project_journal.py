@@ -31,16 +31,6 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
-
-
-@pytest.fixture
-def context(ledger: Ledger, clock: SettableClock) -> Context:
-    return Context(ledger=ledger, clock=clock, config=DispatcherConfig())
-
-
-@pytest.fixture
 def there(tmp_path: Path, clock: SettableClock) -> Iterator[EmbeddedBroker]:
     """The other broker."""
     with EmbeddedBroker(Ledger(f"sqlite:///{tmp_path / 'there.db'}"), clock=clock) as broker:

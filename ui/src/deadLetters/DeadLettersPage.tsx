@@ -7,6 +7,7 @@ import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { Unfinished } from "../layout/Unfinished";
+import { usePage } from "../layout/usePage";
 import { FilterBar } from "../messages/FilterBar";
 import { readFilters } from "../messages/filters";
 import { connectionColumn, idColumn, MessageTable, originColumn, reasonColumn } from "../messages/MessageTable";
@@ -15,16 +16,12 @@ import { SelectionBar } from "../messages/SelectionBar";
 const COLUMNS = [idColumn<DeadLetter>(), reasonColumn, connectionColumn<DeadLetter>(), originColumn<DeadLetter>()];
 
 export function DeadLettersPage() {
-  const [params, setParams] = useSearchParams();
+  const [params] = useSearchParams();
+  const [page, turn] = usePage();
   const [ids, setIds] = useState<string[]>([]);
   const { state, ...filters } = readFilters(params);
-  const query = useDeadLetters({ ...filters, page: params.get("page") ?? undefined });
+  const query = useDeadLetters({ ...filters, page });
   const selection = { ids, onChange: setIds };
-  const turn = (token: string) =>
-    setParams((current) => {
-      current.set("page", token);
-      return current;
-    });
 
   return (
     <>

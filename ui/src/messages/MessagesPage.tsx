@@ -6,6 +6,7 @@ import { EmptyState } from "../layout/EmptyState";
 import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { Unfinished } from "../layout/Unfinished";
+import { usePage } from "../layout/usePage";
 import { FilterBar } from "./FilterBar";
 import { type Filters, hasFilters, readFilters, toActionFilter } from "./filters";
 import { connectionColumn, dueColumn, idColumn, MessageTable, originColumn, stateColumn } from "./MessageTable";
@@ -14,17 +15,12 @@ import { SelectionBar } from "./SelectionBar";
 const COLUMNS = [stateColumn(), idColumn(), dueColumn(), connectionColumn(), originColumn()];
 
 export function MessagesPage() {
-  const [params, setParams] = useSearchParams();
+  const [params] = useSearchParams();
+  const [page, turn] = usePage();
   const [ids, setIds] = useState<string[]>([]);
   const filters = readFilters(params);
-  const page = params.get("page") ?? undefined;
   const query = useMessages({ ...filters, page });
   const selection = { ids, onChange: setIds };
-  const turn = (token: string) =>
-    setParams((current) => {
-      current.set("page", token);
-      return current;
-    });
 
   return (
     <>

@@ -1,4 +1,5 @@
 import { Alert, Badge, Grid, Stack, Table, Text } from "@chakra-ui/react";
+import type { ReactNode } from "react";
 
 import type { BrokerStatus, DispatcherStatus, HealthProblem } from "../api/client";
 import { useHealth } from "../api/queries";
@@ -81,56 +82,45 @@ function Dispatchers({ dispatchers }: { dispatchers: DispatcherStatus[] }) {
     return <Text color="fg.muted">No dispatcher has reported to this ledger yet.</Text>;
   }
   return (
-    <Table.ScrollArea whiteSpace="normal">
-      <Table.Root size="sm">
-        <Table.Header>
-          <Table.Row>
-            <Table.ColumnHeader>Dispatcher</Table.ColumnHeader>
-            <Table.ColumnHeader>Status</Table.ColumnHeader>
-            <Table.ColumnHeader>Loops</Table.ColumnHeader>
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {dispatchers.map((dispatcher) => (
-            <Table.Row key={dispatcher.name}>
-              <Table.Cell overflowWrap="anywhere" verticalAlign="top">
-                <Text>{dispatcher.name}</Text>
-                <Text color="fg.muted" fontSize="xs">
-                  {dispatcher.host}, process {dispatcher.pid}, version {dispatcher.version}
-                </Text>
-                {dispatcher.clock_skew_ms !== null && (
-                  <Text color="fg.muted" fontSize="xs">
-                    clock {describeSkew(dispatcher.clock_skew_ms)}
-                  </Text>
+    <HealthTable columns={["Dispatcher", "Status", "Loops"]}>
+      {dispatchers.map((dispatcher) => (
+        <Table.Row key={dispatcher.name}>
+          <Table.Cell overflowWrap="anywhere" verticalAlign="top">
+            <Text>{dispatcher.name}</Text>
+            <Text color="fg.muted" fontSize="xs">
+              {dispatcher.host}, process {dispatcher.pid}, version {dispatcher.version}
+            </Text>
+            {dispatcher.clock_skew_ms !== null && (
+              <Text color="fg.muted" fontSize="xs">
+                clock {describeSkew(dispatcher.clock_skew_ms)}
+              </Text>
+            )}
+          </Table.Cell>
+          <Table.Cell verticalAlign="top">
+            <Badge colorPalette={PALETTES[dispatcher.status]} variant="surface">
+              {dispatcher.status}
+            </Badge>
+            <Text color="fg.muted" fontSize="xs">
+              seen <Distance at={dispatcher.seen_at} />
+            </Text>
+          </Table.Cell>
+          <Table.Cell verticalAlign="top">
+            {dispatcher.loops.map(({ name, is_healthy, last_success_at, error, lag_ms }) => (
+              <Text fontSize="xs" key={name} overflowWrap="anywhere">
+                {name}: {is_healthy ? "works" : "fails"}
+                {last_success_at !== null && (
+                  <>
+                    , last success <Distance at={last_success_at} />
+                  </>
                 )}
-              </Table.Cell>
-              <Table.Cell verticalAlign="top">
-                <Badge colorPalette={PALETTES[dispatcher.status]} variant="surface">
-                  {dispatcher.status}
-                </Badge>
-                <Text color="fg.muted" fontSize="xs">
-                  seen <Distance at={dispatcher.seen_at} />
-                </Text>
-              </Table.Cell>
-              <Table.Cell verticalAlign="top">
-                {dispatcher.loops.map(({ name, is_healthy, last_success_at, error, lag_ms }) => (
-                  <Text fontSize="xs" key={name} overflowWrap="anywhere">
-                    {name}: {is_healthy ? "works" : "fails"}
-                    {last_success_at !== null && (
-                      <>
-                        , last success <Distance at={last_success_at} />
-                      </>
-                    )}
-                    {lag_ms !== null && lag_ms >= 1000 && `, ${describeSpan(lag_ms)} behind`}
-                    {error !== null && `, ${error}`}
-                  </Text>
-                ))}
-              </Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
-      </Table.Root>
-    </Table.ScrollArea>
+                {lag_ms !== null && lag_ms >= 1000 && `, ${describeSpan(lag_ms)} behind`}
+                {error !== null && `, ${error}`}
+              </Text>
+            ))}
+          </Table.Cell>
+        </Table.Row>
+      ))}
+    </HealthTable>
   );
 }
 
@@ -139,57 +129,63 @@ function Brokers({ brokers }: { brokers: BrokerStatus[] }) {
     return <Text color="fg.muted">No dispatcher has checked a broker yet.</Text>;
   }
   return (
+    <HealthTable columns={["Connection", "Status", "Topology"]}>
+      {brokers.map((broker) => (
+        <Table.Row key={broker.connection}>
+          <Table.Cell overflowWrap="anywhere" verticalAlign="top">
+            <Text>{broker.connection}</Text>
+            <Text color="fg.muted" fontSize="xs">
+              {broker.description}
+            </Text>
+            {broker.clock_skew_ms !== null && (
+              <Text color="fg.muted" fontSize="xs">
+                clock {describeSkew(broker.clock_skew_ms)}
+              </Text>
+            )}
+          </Table.Cell>
+          <Table.Cell overflowWrap="anywhere" verticalAlign="top">
+            <Badge colorPalette={broker.is_reachable ? "green" : "red"} variant="surface">
+              {broker.is_reachable ? "reachable" : "unreachable"}
+            </Badge>
+            <Text color="fg.muted" fontSize="xs">
+              checked <Distance at={broker.checked_at} />
+            </Text>
+            <Text fontSize="xs">{broker.error}</Text>
+          </Table.Cell>
+          <Table.Cell overflowWrap="anywhere" verticalAlign="top">
+            {broker.topology_verified_at === null ? (
+              <Text color="fg.muted" fontSize="xs">
+                not verified
+              </Text>
+            ) : (
+              <Text fontSize="xs">
+                verified <Distance at={broker.topology_verified_at} />
+              </Text>
+            )}
+            {broker.topology_issues.map(({ text, is_problem }) => (
+              <Text color={is_problem ? "fg.error" : "fg.muted"} fontSize="xs" key={text}>
+                {text}
+              </Text>
+            ))}
+          </Table.Cell>
+        </Table.Row>
+      ))}
+    </HealthTable>
+  );
+}
+
+function HealthTable({ columns, children }: { columns: string[]; children: ReactNode }) {
+  return (
     <Table.ScrollArea whiteSpace="normal">
       <Table.Root size="sm">
         <Table.Header>
           <Table.Row>
-            <Table.ColumnHeader>Connection</Table.ColumnHeader>
-            <Table.ColumnHeader>Status</Table.ColumnHeader>
-            <Table.ColumnHeader>Topology</Table.ColumnHeader>
+            {columns.map((name) => (
+              <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
+            ))}
           </Table.Row>
         </Table.Header>
-        <Table.Body>
-          {brokers.map((broker) => (
-            <Table.Row key={broker.connection}>
-              <Table.Cell overflowWrap="anywhere" verticalAlign="top">
-                <Text>{broker.connection}</Text>
-                <Text color="fg.muted" fontSize="xs">
-                  {broker.description}
-                </Text>
-                {broker.clock_skew_ms !== null && (
-                  <Text color="fg.muted" fontSize="xs">
-                    clock {describeSkew(broker.clock_skew_ms)}
-                  </Text>
-                )}
-              </Table.Cell>
-              <Table.Cell overflowWrap="anywhere" verticalAlign="top">
-                <Badge colorPalette={broker.is_reachable ? "green" : "red"} variant="surface">
-                  {broker.is_reachable ? "reachable" : "unreachable"}
-                </Badge>
-                <Text color="fg.muted" fontSize="xs">
-                  checked <Distance at={broker.checked_at} />
-                </Text>
-                <Text fontSize="xs">{broker.error}</Text>
-              </Table.Cell>
-              <Table.Cell overflowWrap="anywhere" verticalAlign="top">
-                {broker.topology_verified_at === null ? (
-                  <Text color="fg.muted" fontSize="xs">
-                    not verified
-                  </Text>
-                ) : (
-                  <Text fontSize="xs">
-                    verified <Distance at={broker.topology_verified_at} />
-                  </Text>
-                )}
-                {broker.topology_issues.map(({ text, is_problem }) => (
-                  <Text color={is_problem ? "fg.error" : "fg.muted"} fontSize="xs" key={text}>
-                    {text}
-                  </Text>
-                ))}
-              </Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+        <Table.Body>{children}</Table.Body>
       </Table.Root>
     </Table.ScrollArea>
   );

@@ -7,19 +7,16 @@ import { Loaded } from "../layout/Loaded";
 import { Pager } from "../layout/Pager";
 import { Section } from "../layout/Section";
 import { Unfinished } from "../layout/Unfinished";
+import { usePage } from "../layout/usePage";
 import { readFilters } from "../messages/filters";
 import { CircuitText } from "./CircuitText";
 import { RetryCard } from "./RetryCard";
 
 export function RetriesPage() {
-  const [params, setParams] = useSearchParams();
+  const [params] = useSearchParams();
+  const [page, turn] = usePage();
   const { dag_id, run_id, task_id } = readFilters(params);
-  const query = useRetries({ dag_id, run_id, task_id, page: params.get("page") ?? undefined });
-  const turn = (token: string) =>
-    setParams((current) => {
-      current.set("page", token);
-      return current;
-    });
+  const query = useRetries({ dag_id, run_id, task_id, page });
 
   return (
     <Stack gap={5}>
