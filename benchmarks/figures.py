@@ -110,16 +110,14 @@ def _fold_all(ledger: Ledger) -> list[float]:
 
 
 def _looks(now_ms: int) -> dict[str, Look]:
-    def series(since_ms: int, step: int) -> Look:
-        return lambda c: statistics.series(c, since_ms=since_ms, until_ms=now_ms, step_seconds=step)
+    def series(window: Window) -> Look:
+        return lambda c: statistics.series(c, now_ms=now_ms, window=window)
 
     def upcoming(window: Window) -> Look:
         return lambda c: statistics.upcoming(c, now_ms=now_ms, window=window)
 
     return {
-        "series of an hour": series(now_ms - DAY_MS // 24, 60),
-        "series of a day": series(now_ms - DAY_MS, 600),
-        "series of 30 days": series(now_ms - 30 * DAY_MS, 21_600),
+        **{f"series of the last {window.value}": series(window) for window in Window},
         **{f"upcoming {window.value}": upcoming(window) for window in Window},
     }
 

@@ -91,16 +91,11 @@ def get_series(
     opened: RequestedLedger, window: Range = Window.HOUR, connection: Annotated[Text | None, Query()] = None
 ) -> Series:
     """Return what happened in the last hour, day or 30 days, and how late messages were."""
-    step, count = INTERVALS[window]
-    now_ms = opened.now_ms()
     with opened.ledger.read() as database:
         points = statistics.series(
-            database,
-            since_ms=now_ms - (count - 1) * step * 1000,
-            until_ms=now_ms + 1,
-            step_seconds=step,
-            destination=opened.destination_of(connection),
+            database, now_ms=opened.now_ms(), window=window, destination=opened.destination_of(connection)
         )
+    step, _ = INTERVALS[window]
     return Series(step_seconds=step, points=[_point(each) for each in points])
 
 

@@ -40,12 +40,13 @@ def quantiles(counts: Mapping[int, int], shares: Sequence[float], *, max_ms: int
     """
     late = sorted((bucket, n) for bucket, n in counts.items() if bucket != EARLY and n > 0)
     total = sum(n for _, n in late)
+    ranks = [share * total for share in reversed(shares)]
     found: list[float | None] = []
     before = 0
     for bucket, n in late:
-        while len(found) < len(shares) and before + n >= (rank := shares[len(found)] * total):
+        while ranks and before + n >= ranks[-1]:
             lower, upper = _lower_bound(bucket), min(bucket, max_ms)
-            found.append(max(0.0, min(lower, upper) + (upper - min(lower, upper)) * (rank - before) / n))
+            found.append(max(0.0, min(lower, upper) + (upper - min(lower, upper)) * (ranks.pop() - before) / n))
         before += n
     return found or [None] * len(shares)
 

@@ -6,7 +6,7 @@ They lag behind the ledger by a few seconds, and stand still while no dispatcher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -18,11 +18,8 @@ from airflow_delay_provider.brokers.ledger import histogram
 from airflow_delay_provider.brokers.ledger.fold import DAY, DEPTH, HOUR, MINUTE, start_of
 from airflow_delay_provider.brokers.ledger.tables import due_count, statistic
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 
-#: Most points of a series.
-MAX_POINTS = 200
 _ROW = statistic.c
 _DUE = due_count.c
 
@@ -76,29 +73,27 @@ INTERVALS: Mapping[Window, tuple[int, int]] = {
 }
 
 
-def series(
-    connection: Connection, *, since_ms: int, until_ms: int, step_seconds: int, destination: str | None = None
-) -> list[Point]:
-    """Return one point for each whole step, from the one that contains ``since_ms`` to the last before ``until_ms``.
+def series(connection: Connection, *, now_ms: int, window: Window, destination: str | None = None) -> list[Point]:
+    """Return one point for each of the last 60 minutes, 24 hours or 30 days (UTC), the current one included.
 
-    :param step_seconds: whole minutes (kept for 2 days), better whole hours (14 days) or days (400 days).
     :param destination: one connection, ``""`` for embedded channels; None is everything.
     """
-    if step_seconds < MINUTE or step_seconds % MINUTE:
-        raise InvalidMessageError("step", f"{step_seconds} s is not a number of minutes", "use 60, 300, 3600 or so")
-    if _count_points(since_ms, until_ms, step_seconds) > MAX_POINTS:
-        raise InvalidMessageError("step", f"{step_seconds} s is too short for this range", "use a longer one")
-    step_ms = step_seconds * 1000
-    first_ms = start_of(since_ms, step_seconds)
-    starts = range(first_ms, until_ms, step_ms)
-    rows_of = next(step for step in (DAY, HOUR, MINUTE) if step_seconds % step == 0)
-    end_ms = first_ms + len(starts) * step_ms
-    within = [_ROW.step_seconds == rows_of, _ROW.start_ms >= first_ms, _ROW.start_ms < end_ms]
+    step, count = INTERVALS[window]
+    last_ms = start_of(now_ms, step)
+    starts = [last_ms - n * step * 1000 for n in reversed(range(count))]
+    key = (_ROW.start_ms, _ROW.kind, _ROW.bucket)
+    # Each start by itself: PostgreSQL takes a range of them for more rows than there are, and would read all.
+    query = (
+        select(*key, cast(func.sum(_ROW.n), BigInteger()), func.max(_ROW.max_ms))
+        .where(_ROW.step_seconds == step, _ROW.start_ms.in_(starts))
+        .group_by(*key)
+    )
     if destination is not None:
-        within.append(_ROW.destination == destination)
-    changes = _read_changes(connection, within, step_ms)
-    depths = _read_depths(connection, within, step_ms)
-    return [_point_of(start_ms, changes.get(start_ms, {}), depths.get(start_ms)) for start_ms in starts]
+        query = query.where(_ROW.destination == destination)
+    figures: dict[int, list[tuple[str, int, int, int]]] = {start_ms: [] for start_ms in starts}
+    for start_ms, kind, bucket, n, max_ms in connection.execute(query).all():
+        figures[start_ms].append((kind, bucket, n, max_ms))
+    return [_point_of(start_ms, found) for start_ms, found in figures.items()]
 
 
 def upcoming(connection: Connection, *, now_ms: int, window: Window, destination: str | None = None) -> list[DueBin]:
@@ -134,43 +129,19 @@ def _is_due(step: int, from_ms: int, until_ms: int) -> ColumnElement[bool]:
     return and_(_DUE.step_seconds == step, _DUE.start_ms >= from_ms, _DUE.start_ms < until_ms)
 
 
-def _count_points(since_ms: int, until_ms: int, step_seconds: int) -> int:
-    return -(-(until_ms - start_of(since_ms, step_seconds)) // (step_seconds * 1000))
-
-
-def _read_changes(
-    connection: Connection, within: list[ColumnElement[bool]], step_ms: int
-) -> Mapping[int, Mapping[tuple[str, int], tuple[int, int]]]:
-    """Return counts and the longest lateness, by the start of the interval, the change and the bucket."""
-    start = (_ROW.start_ms - _ROW.start_ms % step_ms).label("start")
-    row = select(start, _ROW.kind, _ROW.bucket, _ROW.n, _ROW.max_ms).where(*within, _ROW.kind != DEPTH).subquery()
-    key = (row.c.start, row.c.kind, row.c.bucket)
-    query = select(*key, cast(func.sum(row.c.n), BigInteger()), func.max(row.c.max_ms)).group_by(*key)
-    found: dict[int, dict[tuple[str, int], tuple[int, int]]] = {}
-    for start_ms, kind, bucket, n, max_ms in connection.execute(query).all():
-        found.setdefault(start_ms, {})[(kind, bucket)] = (n, max_ms)
-    return found
-
-
-def _read_depths(connection: Connection, within: list[ColumnElement[bool]], step_ms: int) -> Mapping[int, int]:
-    """Return the last sample of each interval."""
-    start = (_ROW.start_ms - _ROW.start_ms % step_ms).label("start")
-    row = select(start, _ROW.start_ms, _ROW.n).where(*within, _ROW.kind == DEPTH).subquery()
-    sample = select(row.c.start, row.c.start_ms, cast(func.sum(row.c.n), BigInteger()).label("n"))
-    query = sample.group_by(row.c.start, row.c.start_ms).order_by(row.c.start_ms)
-    return {start_ms: n for start_ms, _, n in connection.execute(query)}
-
-
-def _point_of(start_ms: int, changes: Mapping[tuple[str, int], tuple[int, int]], depth: int | None) -> Point:
+def _point_of(start_ms: int, figures: Sequence[tuple[str, int, int, int]]) -> Point:
     counts: defaultdict[str, int] = defaultdict(int)
     lateness: dict[int, int] = {}
+    depth: int | None = None
     max_ms: int | None = None
-    for (kind, bucket), (n, longest) in changes.items():
+    for kind, bucket, n, longest in figures:
         counts[kind] += n
         if kind == Change.DISPATCHED:
             lateness[bucket] = n
             if bucket != histogram.EARLY:
                 max_ms = max(longest, max_ms or 0)
+        elif kind == DEPTH:
+            depth = n
     p50, p95, p99 = histogram.quantiles(lateness, (0.5, 0.95, 0.99), max_ms=max_ms or 0)
     return Point(
         start=from_ms(start_ms),

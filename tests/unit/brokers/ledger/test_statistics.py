@@ -7,10 +7,9 @@ import pytest
 
 from airflow_delay_provider.brokers.ledger import delivery, fold, statistics
 from airflow_delay_provider.brokers.ledger.database import Ledger
-from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, MINUTE, start_of
-from airflow_delay_provider.brokers.ledger.statistics import MAX_POINTS, DueBin, Point, Window
+from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, start_of
+from airflow_delay_provider.brokers.ledger.statistics import DueBin, Point, Window
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import Change
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, messages
@@ -19,26 +18,36 @@ MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 START_MS = start_of(NOW_MS, HOUR)
 
 
-def series(ledger: Ledger, since_ms: int, until_ms: int, step: int, destination: str | None = None) -> list[Point]:
-    return rows.read(
-        ledger,
-        lambda c: statistics.series(
-            c, since_ms=since_ms, until_ms=until_ms, step_seconds=step, destination=destination
-        ),
-    )
+def series(ledger: Ledger, now_ms: int, window: Window, destination: str | None = None) -> list[Point]:
+    return rows.read(ledger, lambda c: statistics.series(c, now_ms=now_ms, window=window, destination=destination))
 
 
 def upcoming(ledger: Ledger, now_ms: int, window: Window, destination: str | None = None) -> list[DueBin]:
     return rows.read(ledger, lambda c: statistics.upcoming(c, now_ms=now_ms, window=window, destination=destination))
 
 
-def test_a_series_has_a_point_for_each_step_and_none_is_left_out(ledger: Ledger):
-    found = series(ledger, NOW_MS, NOW_MS + 10 * MINUTE_MS, MINUTE)
-    first = start_of(NOW_MS, MINUTE)
-    assert [point.start for point in found] == [from_ms(first + n * MINUTE_MS) for n in range(11)]
+@pytest.mark.parametrize(
+    ("window", "step_ms", "count"),
+    [(Window.HOUR, MINUTE_MS, 60), (Window.DAY, HOUR_MS, 24), (Window.MONTH, DAY_MS, 30)],
+)
+def test_a_series_has_a_point_for_each_interval_and_none_is_left_out(
+    ledger: Ledger, window: Window, step_ms: int, count: int
+):
+    found = series(ledger, NOW_MS, window)
+    last = start_of(NOW_MS, step_ms // 1000)
+    assert [point.start for point in found] == [from_ms(last - n * step_ms) for n in reversed(range(count))]
     empty = replace(found[0], start=found[1].start)
     assert empty == found[1]
     assert (empty.scheduled, empty.depth, empty.lateness_p50_ms, empty.lateness_max_ms) == (0, None, None, None)
+
+
+def test_changes_are_in_the_interval_in_which_they_happened(ledger: Ledger):
+    rows.insert(ledger, messages(1, 1, 1))
+    rows.fold_all(ledger)
+    later = series(ledger, NOW_MS + 2 * MINUTE_MS, Window.HOUR)
+    assert [point.scheduled for point in later] == [*[0] * 57, 3, 0, 0]
+    assert sum(point.scheduled for point in series(ledger, NOW_MS + 60 * MINUTE_MS, Window.HOUR)) == 0
+    assert sum(point.scheduled for point in series(ledger, NOW_MS - MINUTE_MS, Window.HOUR)) == 0
 
 
 def test_a_point_tells_what_happened_and_how_late(ledger: Ledger):
@@ -49,16 +58,16 @@ def test_a_point_tells_what_happened_and_how_late(ledger: Ledger):
     rows.deliver(ledger, now_ms=NOW_MS + 99)
     rows.fold_all(ledger)
     ledger.transact(lambda c: fold.sample_depth(c, now_ms=NOW_MS))
-    for step in (MINUTE, 5 * MINUTE, HOUR, DAY):
-        [point] = series(ledger, NOW_MS, NOW_MS + 1000, step)
+    for window in Window:
+        point = series(ledger, NOW_MS, window)[-1]
         assert (point.scheduled, point.dispatched, point.cancelled, point.dead, point.early) == (102, 100, 1, 0, 0)
         assert (point.depth, point.lateness_max_ms) == (1, 99)
         assert point.lateness_p50_ms == pytest.approx(49.5, abs=2)
         assert point.lateness_p95_ms == pytest.approx(95, abs=2)
         assert point.lateness_p99_ms == pytest.approx(99, abs=2)
-    [of_rabbit] = series(ledger, NOW_MS, NOW_MS + 1000, MINUTE, "rabbit")
+    of_rabbit = series(ledger, NOW_MS, Window.HOUR, "rabbit")[-1]
     assert (of_rabbit.scheduled, of_rabbit.dispatched, of_rabbit.depth) == (1, 0, 1)
-    [embedded] = series(ledger, NOW_MS, NOW_MS + 1000, MINUTE, "")
+    embedded = series(ledger, NOW_MS, Window.HOUR, "")[-1]
     assert (embedded.scheduled, embedded.dispatched, embedded.depth) == (101, 100, 0)
 
 
@@ -71,7 +80,7 @@ def test_dead_and_requeued_messages_are_counted(ledger: Ledger):
     )
     ledger.transact(lambda c: delivery.mark_dead(c, claims, now_ms=NOW_MS, reason="no"))
     rows.fold_all(ledger)
-    [point] = series(ledger, NOW_MS, NOW_MS + 1, MINUTE)
+    point = series(ledger, NOW_MS, Window.HOUR)[-1]
     assert (point.dead, point.requeued, point.dispatched) == (2, 0, 0)
 
 
@@ -79,21 +88,9 @@ def test_the_depth_of_an_interval_is_its_last_sample(ledger: Ledger):
     for n in range(3):
         rows.insert(ledger, messages(1))
         ledger.transact(lambda c, at=START_MS + n * MINUTE_MS: fold.sample_depth(c, now_ms=at))
-    assert [point.depth for point in series(ledger, START_MS, START_MS + 4 * MINUTE_MS, MINUTE)] == [1, 2, 3, None]
-    assert [point.depth for point in series(ledger, START_MS, START_MS + 1, HOUR)] == [3]
-    assert [point.depth for point in series(ledger, START_MS, START_MS + 1, 5 * MINUTE)] == [3]
-
-
-@pytest.mark.parametrize("step", [0, 59, 90, -60])
-def test_a_step_that_is_no_number_of_minutes_is_refused(ledger: Ledger, step: int):
-    with pytest.raises(InvalidMessageError, match="number of minutes"):
-        series(ledger, NOW_MS, NOW_MS + 1, step)
-
-
-def test_too_many_points_are_refused(ledger: Ledger):
-    assert len(series(ledger, START_MS, START_MS + MAX_POINTS * MINUTE_MS, MINUTE)) == MAX_POINTS
-    with pytest.raises(InvalidMessageError, match="longer"):
-        series(ledger, START_MS, START_MS + MAX_POINTS * MINUTE_MS + 1, MINUTE)
+    minutes = series(ledger, START_MS + 3 * MINUTE_MS, Window.HOUR)
+    assert [point.depth for point in minutes[-5:]] == [None, 1, 2, 3, None]
+    assert [point.depth for point in series(ledger, START_MS, Window.DAY)[-2:]] == [None, 3]
 
 
 def test_due_messages_are_told_by_minute_hour_and_day(ledger: Ledger):
