@@ -179,11 +179,11 @@ message_count = Table(
     Column("n", BigInteger, nullable=False),
 )
 
-#: How often each change happened, by minute and by hour; folded from the journal.
+#: How often each change happened, by minute, hour and day; folded from the journal.
 statistic = Table(
     "delay_statistic",
     metadata,
-    # 60 or 3600.
+    # 60, 3600 or 86400.
     Column("step_seconds", Integer, primary_key=True, autoincrement=False),
     Column("start_ms", BigInteger, primary_key=True, autoincrement=False),
     # "" is this database.
@@ -195,6 +195,8 @@ statistic = Table(
     Column("n", BigInteger, nullable=False),
     # Of "dispatched": the longest lateness in the bucket. Otherwise 0.
     Column("max_ms", BigInteger, nullable=False),
+    # SQLite keeps the rows in the order of the key then, in which they are read.
+    sqlite_with_rowid=False,
 )
 
 #: How many scheduled messages are due in each minute, hour and day; folded from the journal.
