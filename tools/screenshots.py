@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -26,6 +27,7 @@ WIDTH = 1400
 #: A Spark job has to fail before there is a retry.
 FILL_SECONDS = 300
 PATIENCE_MS = 30_000
+HISTORY_MINUTES = 8
 #: Enough for a page without photographs, and a third of the size.
 COLOURS = 256
 
@@ -43,17 +45,22 @@ def main() -> int:
         fill_pages(airflow, report, with_spark=True)
         with airflow.api() as api:
             retry = wait_until_filled(airflow, api)
-            message = find(api, "messages", dag_id=TRAFFIC_DAG, state="SCHEDULED")[0]
-        report.step("the pages are filled")
-        shoot = Camera(browser, airflow.url, report)
-        # First what lasts only until the job is submitted again.
-        shoot("retries", "/retries", "Last failure")
-        shoot.task_tab("task-tab", retry["message"]["origin"])
+            later = (datetime.now(UTC) + timedelta(minutes=30)).isoformat()
+            message = find(api, "messages", dag_id=TRAFFIC_DAG, state="SCHEDULED", due_from=later)[0]
+            report.step("the pages are filled")
+            shoot = Camera(browser, airflow.url, report)
+            # First what lasts only until the job is submitted again.
+            shoot("retries", "/retries", "Last failure")
+            shoot.task_tab("task-tab", retry["message"]["origin"])
+            shoot("messages", "/messages?state=SCHEDULED", message["channel"])
+            shoot("message", f"/messages/{quote(message['id'], safe='')}", "History")
+            shoot("dead-letters", "/dead-letters", "Reason", height=500)
+            report.step(f"more messages for {HISTORY_MINUTES} minutes, so that the charts have something to show")
+            for _ in range(HISTORY_MINUTES):
+                api.trigger(TRAFFIC_DAG, {})
+                time.sleep(60)
         for scheme in ("light", "dark"):
             shoot(f"overview-{scheme}", "", "Dispatchers", height=1250, scheme=scheme)
-        shoot("messages", "/messages?state=SCHEDULED", message["channel"])
-        shoot("message", f"/messages/{quote(message['id'], safe='')}", "History")
-        shoot("dead-letters", "/dead-letters", "Reason", height=500)
     return 0
 
 

@@ -77,7 +77,7 @@ class BrokerThread(ABC):
         self.stop()
 
     def stop(self) -> None:
-        """Stop the thread after its current call; runs on the event loop."""
+        """Stop the thread after its current call; runs on the event loop, or once that is closed."""
         key = (type(self), self.loop, self.conn_id, self.hold)
         if self._running.get(key) is self:
             del self._running[key]
@@ -104,7 +104,7 @@ class BrokerThread(ABC):
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._stop.set()
+            self.stop()
 
     def _run(self) -> None:
         hook = DelayHook(self.conn_id, hold=self.hold)

@@ -323,6 +323,21 @@ async def test_a_message_that_can_be_received_wakes_one_waiter_and_stays(
     assert (await finish(left.pop()))["message_id"] == "b"
 
 
+async def test_an_event_loop_that_ends_forgets_the_channels_that_it_watched(
+    schedule: Schedule, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``dag.test()``, where each trigger has a loop of its own: the task takes its message after that ended."""
+    monkeypatch.setattr(ChannelWatch, "interval", 0.02)
+    schedule("a", after=timedelta(0))
+
+    async def start_one() -> Any:
+        return (await anext(ChannelTrigger(channel="invoices").run())).payload
+
+    assert (await asyncio.to_thread(lambda: asyncio.run(finish(start_one()))))["message_id"] == "a"
+    (delivery,) = broker.receive("invoices", limit=1)
+    broker.ack([delivery])
+
+
 async def test_a_filter_lets_only_its_message_wake(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChannelWatch, "interval", 0.02)
     (waiting,) = start(ChannelTrigger(channel="invoices", filter=f"{__name__}.is_urgent"))
