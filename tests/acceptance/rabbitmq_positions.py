@@ -37,7 +37,7 @@ Show = fun(Source, HeldMessage) ->
 end,
 lists:foreach(
     fun(Worker) ->
-        try tuple_to_list(sys:get_state(Worker, 5000)) of
+        try tuple_to_list(sys:get_state(Worker, 1000)) of
             [_, {resource, _, queue, Source} | More] ->
                 [Show(Source, HeldMessage)
                     || Map <- More, is_map(Map), HeldMessage <- maps:values(Map), IsPending(HeldMessage)]
@@ -45,7 +45,15 @@ lists:foreach(
             exit:_ -> io:format("blocked\\t~0p~n", [process_info(Worker, [current_stacktrace, message_queue_len])])
         end
     end,
-    [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]).
+    [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]),
+lists:foreach(
+    fun(Process) ->
+        case process_info(Process, [message_queue_len, registered_name, current_stacktrace]) of
+            [{_, Length} | More] when Length > 0 -> io:format("blocked\\t~b in the mailbox of ~0p~n", [Length, More]);
+            _ -> ok
+        end
+    end,
+    processes()).
 """
 
 
