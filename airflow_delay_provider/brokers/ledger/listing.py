@@ -15,7 +15,7 @@ from sqlalchemy.sql import ColumnElement, Select
 from airflow_delay_provider.brokers.ledger import journal
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of
 from airflow_delay_provider.brokers.ledger.records import AnyRow, MessageRecord, record_of
-from airflow_delay_provider.brokers.ledger.tables import message_count, scheduled_message
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, message_count, scheduled_message
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, UnknownMessageError
 from airflow_delay_provider.domain.lifecycle import JournalEntry, State
@@ -173,7 +173,7 @@ def waiting_destinations(connection: Connection) -> list[str]:
     query = (
         select(message_count.c.destination)
         .where(
-            message_count.c.destination != "",
+            message_count.c.destination != EMBEDDED,
             message_count.c.state == State.SCHEDULED.value,
             message_count.c.n > 0,
             to_send,

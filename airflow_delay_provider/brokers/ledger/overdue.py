@@ -39,7 +39,7 @@ def _waiting_destinations(connection: Connection) -> list[str]:
     """Return the connections that have scheduled messages, from the counts."""
     counted = message_count.c
     waiting = select(counted.destination).where(
-        counted.destination != "", counted.state == State.SCHEDULED.value, counted.n > 0
+        counted.destination != EMBEDDED, counted.state == State.SCHEDULED.value, counted.n > 0
     )
     return list(connection.execute(waiting.distinct()).scalars())
 

@@ -80,14 +80,15 @@ def search(
     if not 1 <= size <= MAX_PAGE_SIZE:
         raise InvalidMessageError("limit", f"{size} is not a page size", f"use 1 to {MAX_PAGE_SIZE}")
     cursor = Cursor.parse(token)
-    budget = scanned or SCANNED
-    scan = _Scan(connection, criteria, backwards=cursor is not None and cursor.backwards, scanned=budget)
+    scan = _Scan(connection, criteria, backwards=cursor is not None and cursor.backwards)
     position = None if cursor is None else (cursor.deliver_at_ms, cursor.seq)
     rows: list[AnyRow] = []
+    budget = scanned or SCANNED
     stopped_at: Position | None = None
     while True:
-        batch, stopped_at = scan.read(position, size + 1 - len(rows))
+        batch, stopped_at = scan.read(position, size + 1 - len(rows), scanned=budget)
         rows += [row for row in batch if is_visible(record_of(row))]
+        # Where rows are tested, one read uses the whole budget.
         budget -= budget if scan.has_unindexed else max(1, len(batch))
         if stopped_at is None or len(rows) > size or budget <= 0:
             break
@@ -104,7 +105,7 @@ def count_overdue(
 ) -> tuple[int, int | None]:
     """Return how many scheduled messages are overdue, at most ``MOST_OVERDUE`` + 1, and the earliest due time."""
     criteria = MessageFilter(states=[State.SCHEDULED], channel=channel, destination=destination, due_to_ms=now_ms)
-    scan = _Scan(connection, criteria, backwards=False, scanned=SCANNED)
+    scan = _Scan(connection, criteria, backwards=False)
     return scan.count(MOST_OVERDUE + 1)
 
 
@@ -125,21 +126,20 @@ def _found(rows: list[AnyRow], cursor: Cursor | None, stopped_at: Position | Non
 class _Scan:
     """Reads messages in due order: some index ranges, merged, and criteria that no index serves."""
 
-    def __init__(self, connection: Connection, criteria: MessageFilter, *, backwards: bool, scanned: int) -> None:
+    def __init__(self, connection: Connection, criteria: MessageFilter, *, backwards: bool) -> None:
         self._connection = connection
         self._criteria = criteria
         self._backwards = backwards
         self._ranges, self._unindexed = _plan(connection, criteria)
-        self._scanned = scanned
 
     @property
     def has_unindexed(self) -> bool:
         """Whether rows are read that may not meet the criteria."""
         return bool(self._unindexed)
 
-    def read(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
+    def read(self, position: Position | None, limit: int, *, scanned: int) -> tuple[list[AnyRow], Position | None]:
         """Return the next rows, and where to continue; None if everything was read."""
-        return self._search(position, limit) if self._unindexed else self._merge(position, limit)
+        return self._search(position, limit, scanned) if self._unindexed else self._merge(position, limit)
 
     def count(self, limit: int) -> tuple[int, int | None]:
         """Return the number of rows, at most about ``limit``, and the first due time."""
@@ -167,12 +167,12 @@ class _Scan:
         is_all = len(rows) <= limit and all(len(each) < limit for each in ranges)
         return rows[:limit], None if is_all else _position(rows[limit - 1])
 
-    def _search(self, position: Position | None, limit: int) -> tuple[list[AnyRow], Position | None]:
+    def _search(self, position: Position | None, limit: int, scanned: int) -> tuple[list[AnyRow], Position | None]:
         """Read a number of rows in due order, whichever range they are in, and return those that meet the criteria."""
         rows: list[AnyRow] = []
         # Where many rows meet the criteria, a few are enough.
-        for scanned in sorted({min(FEW * limit, self._scanned), self._scanned}):
-            keys = self._keys(position, scanned).subquery()
+        for n in sorted({min(FEW * limit, scanned), scanned}):
+            keys = self._keys(position, n).subquery()
             query = (
                 select(*SUMMARY_COLUMNS)
                 .join_from(keys, scheduled_message, _MESSAGE.seq == keys.c.seq)
@@ -183,9 +183,7 @@ class _Scan:
             rows = list(self._connection.execute(query))
             if len(rows) == limit:
                 return rows, _position(rows[-1])
-        last = self._connection.execute(
-            self._keys(position, self._scanned).offset(self._scanned - 1).limit(1)
-        ).one_or_none()
+        last = self._connection.execute(self._keys(position, scanned).offset(scanned - 1).limit(1)).one_or_none()
         return rows, None if last is None else _position(last)
 
     def _keys(self, position: Position | None, limit: int) -> Select[AnyRow]:

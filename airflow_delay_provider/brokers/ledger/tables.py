@@ -195,8 +195,6 @@ statistic = Table(
     Column("n", BigInteger, nullable=False),
     # Of "dispatched": the longest lateness in the bucket. Otherwise 0.
     Column("max_ms", BigInteger, nullable=False),
-    # SQLite keeps the rows in the order of the key then, in which they are read.
-    sqlite_with_rowid=False,
 )
 
 #: How many scheduled messages are due in each minute, hour and day; folded from the journal.

@@ -28,7 +28,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint(
             "step_seconds", "start_ms", "destination", "kind", "bucket", name=op.f("pk_delay_statistic")
         ),
-        sqlite_with_rowid=False,
     )
     op.create_table(
         "delay_due_count",
