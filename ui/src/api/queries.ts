@@ -99,24 +99,29 @@ async function searchOn<T extends { continuation: string | null }>(
   return { ...answer, pagesRead };
 }
 
-/** A search of many pages is not repeated by itself. */
-function refreshUnlessLong({ state }: { state: { data?: { pagesRead: number } } }): number | false {
-  return (state.data?.pagesRead ?? 1) > 1 ? false : REFRESH_MS;
+/** Reads a page of a list; a search of many pages is not repeated by itself. */
+function useList<T extends { continuation: string | null }>(
+  key: unknown[],
+  read: (page: string | undefined, signal: AbortSignal) => Promise<T>,
+  lengthOf: (answer: T) => number,
+  page?: string,
+) {
+  return useQuery({
+    queryKey: [...key, page],
+    queryFn: ({ signal }) => searchOn((token) => read(token, signal), lengthOf, page),
+    placeholderData: keepPreviousData,
+    refetchInterval: ({ state }) => ((state.data?.pagesRead ?? 1) > 1 ? false : REFRESH_MS),
+  });
 }
 
 export function useMessages({ page, ...query }: MessagesQuery) {
   const conn_id = useConnId();
-  return useQuery({
-    queryKey: ["messages", conn_id, query, page],
-    queryFn: ({ signal }) =>
-      searchOn(
-        (page) => unwrap(client.GET("/v1/messages", { params: { query: { conn_id, ...query, page } }, signal })),
-        ({ messages }) => messages.length,
-        page,
-      ),
-    placeholderData: keepPreviousData,
-    refetchInterval: refreshUnlessLong,
-  });
+  return useList(
+    ["messages", conn_id, query],
+    (page, signal) => unwrap(client.GET("/v1/messages", { params: { query: { conn_id, ...query, page } }, signal })),
+    ({ messages }) => messages.length,
+    page,
+  );
 }
 
 export interface MessagesQuery extends TaskFilter {
@@ -131,17 +136,12 @@ export interface MessagesQuery extends TaskFilter {
 
 export function useDeadLetters({ page, ...query }: Omit<MessagesQuery, "state">) {
   const conn_id = useConnId();
-  return useQuery({
-    queryKey: ["dead-letters", conn_id, query, page],
-    queryFn: ({ signal }) =>
-      searchOn(
-        (page) => unwrap(client.GET("/v1/dead-letters", { params: { query: { conn_id, ...query, page } }, signal })),
-        ({ messages }) => messages.length,
-        page,
-      ),
-    placeholderData: keepPreviousData,
-    refetchInterval: refreshUnlessLong,
-  });
+  return useList(
+    ["dead-letters", conn_id, query],
+    (page, signal) => unwrap(client.GET("/v1/dead-letters", { params: { query: { conn_id, ...query, page } }, signal })),
+    ({ messages }) => messages.length,
+    page,
+  );
 }
 
 export function useMessage(message_id: string) {
@@ -164,17 +164,12 @@ export function useHistory(message_id: string) {
 
 export function useRetries({ page, ...query }: TaskFilter & { page?: string }) {
   const conn_id = useConnId();
-  return useQuery({
-    queryKey: ["retries", conn_id, query, page],
-    queryFn: ({ signal }) =>
-      searchOn(
-        (page) => unwrap(client.GET("/v1/retries", { params: { query: { conn_id, ...query, page } }, signal })),
-        ({ retries }) => retries.length,
-        page,
-      ),
-    placeholderData: keepPreviousData,
-    refetchInterval: refreshUnlessLong,
-  });
+  return useList(
+    ["retries", conn_id, query],
+    (page, signal) => unwrap(client.GET("/v1/retries", { params: { query: { conn_id, ...query, page } }, signal })),
+    ({ retries }) => retries.length,
+    page,
+  );
 }
 
 export function useAttempts(query: { dag_id: string; run_id: string; task_id: string; map_index: number }) {
