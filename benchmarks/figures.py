@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from statistics import median
 
 from sqlalchemy import Connection, text
@@ -26,7 +24,7 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.statistics import Window
 from airflow_delay_provider.domain.message import Message, Origin
-from benchmarks.databases import PAYLOAD_BYTES, Database, Rows, open_databases
+from benchmarks.databases import PAYLOAD_BYTES, Database, Rows, run_on_databases
 from benchmarks.measurement import Results, expect, rate, say
 
 PAGE = 1000
@@ -160,11 +158,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    results = Results()
-    with tempfile.TemporaryDirectory() as folder:
-        databases = open_databases(Path(folder))
+
+    def run(databases: Sequence[Database]) -> Results:
+        results = Results()
         measure_indexes(databases, results, repeats=given.repeats)
         measure_reads(databases, results, sizes=given.sizes, repeats=given.repeats)
+        return results
+
+    results, _ = run_on_databases(run)
     for each in results.measurements:
         ratio = "" if each.ratio is None else f"  x{each.ratio:.2f} of {each.ratio_to}"
         spread = f"({each.min:.2f} .. {each.max:.2f}, n={each.repeats})"

@@ -42,13 +42,13 @@ lists:foreach(
                 [Show(Source, HeldMessage)
                     || Map <- More, is_map(Map), HeldMessage <- maps:values(Map), IsPending(HeldMessage)]
         catch
-            exit:_ -> io:format("blocked\\t~0p~n", [process_info(Worker, [current_stacktrace, message_queue_len])])
+            exit:_ -> does_not_answer
         end
     end,
     [Worker || {_, Worker, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup), is_pid(Worker)]),
 lists:foreach(
     fun(Process) ->
-        case process_info(Process, [message_queue_len, registered_name, current_stacktrace]) of
+        case process_info(Process, [message_queue_len, registered_name, monitors, current_stacktrace]) of
             [{_, Length} | More] when Length > 0 -> io:format("blocked\\t~b in the mailbox of ~0p~n", [Length, More]);
             _ -> ok
         end
@@ -84,7 +84,7 @@ class Positions:
     held: Mapping[str, HeldMessage] = field(default_factory=dict)
     #: Ready messages, by queue.
     ready: Mapping[str, int] = field(default_factory=dict)
-    #: What dead-letter workers that do not answer are doing.
+    #: Processes with messages in their mailboxes, such as workers that do not answer, and what they wait for.
     blocked: Sequence[str] = ()
     #: Messages that have expired and that the dead-letter worker has not been given yet, by queue.
     behind: Mapping[str, int] = field(default_factory=dict)
