@@ -49,7 +49,7 @@ def measure_reads(databases: Sequence[Database], results: Results, *, sizes: Seq
             _load(database, url, size, now_ms)
             pages = _fold_all(ledgers[size])
             results.add(database.name, f"fold {PAGE} entries, ledger of {size:,}", pages, "ms")
-            database.settle(url)
+            database.analyze(url)
         found: dict[tuple[str, int], list[float]] = {}
         for _ in range(repeats):
             for name, look in _looks(now_ms).items():
