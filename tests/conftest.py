@@ -35,12 +35,13 @@ settings.register_profile("delay", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("delay")
 
 RABBITMQ_VERSIONS = ("rabbitmq3", "rabbitmq4")
-#: Tests that share one Airflow.
-IN_AIRFLOW = {
+#: Tests that share one Airflow, or one Spark session.
+SHARING = {
     "the Airflow that runs Spark jobs": re.compile(r"acceptance/test_spark_"),
     "the Airflow that uses brokers": re.compile(r"acceptance/test_\w*_airflow"),
     "the Airflow that people use in a browser": re.compile(r"tests/browser/"),
     "the Airflow that serves the HTTP API": re.compile(r"integration/test_api_"),
+    "the Spark session of the pipeline": re.compile(r"integration/pipeline/"),
 }
 #: Tests of one file that use the same RabbitMQ and the same type of queue.
 ON_RABBITMQ = re.compile(r"\[.*(rabbitmq[34](?:-quorum|-classic)?)")
@@ -48,7 +49,7 @@ ON_RABBITMQ = re.compile(r"\[.*(rabbitmq[34](?:-quorum|-classic)?)")
 PATIENT = re.compile(r"contract/test_.*(rabbitmq|kafka)")
 #: What keeps processors busy, the longest first.
 BUSY = [
-    *IN_AIRFLOW,
+    *SHARING,
     "tests/acceptance/test_demo.py",
     "tests/acceptance/test_killed_kafka.py",
     "tests/integration/test_spark",
@@ -71,9 +72,9 @@ BUSY_WORKERS = 2
 def group_of(nodeid: str) -> str:
     """Return the group of a test; one worker runs all tests of a group."""
     file = nodeid.split("::")[0]
-    for airflow, files in IN_AIRFLOW.items():
+    for shared, files in SHARING.items():
         if files.search(file):
-            return airflow
+            return shared
     group = file
     if rabbitmq := ON_RABBITMQ.search(nodeid):
         group = f"{group} on {rabbitmq[1]}"

@@ -70,8 +70,13 @@ def find_maven() -> str:
 
 def assemble(version: str, folder: Path, *, maven: str, java: Path) -> None:
     print(f"servers: fetching Kafka {version} with Maven, once", flush=True)
+    copy_jars(POM.format(version=version), folder, maven=maven, java=java)
+
+
+def copy_jars(project: str, folder: Path, *, maven: str, java: Path) -> None:
+    """Copy what a Maven project needs at run time into a folder."""
     pom = folder / "pom.xml"
-    pom.write_text(POM.format(version=version))
+    pom.write_text(project)
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
     home = java.resolve().parents[1]
     run([maven, "-q", "-B", "-f", str(pom), *goal], env={**os.environ, "JAVA_HOME": str(home)})

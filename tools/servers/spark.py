@@ -1,4 +1,4 @@
-"""A private Spark standalone cluster: a master and one worker from the pyspark package."""
+"""A private Spark standalone cluster, a master and workers from the pyspark package, and Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyspark
 from tools.servers.cache import CannotFillError, cached, run
 from tools.servers.component import Component, ComponentDiedError, wait_for
 from tools.servers.kafka import free_ports
-from tools.servers.kafka_distribution import find_java
+from tools.servers.kafka_distribution import copy_jars, find_java, find_maven
 from tools.servers.server import UnavailableError
 from tools.servers.sessions import Guardian
 
@@ -38,20 +38,32 @@ spark.sparkContext.parallelize(range(10)).map(str).collect()
 spark.stop()
 """
 
+#: What pyspark 4.2 does not bring itself. Named one by one: the connector's own POM adds a repository that not every
+#: network reaches.
+KAFKA_CONNECTOR = {
+    "org.apache.spark:spark-sql-kafka-0-10_2.13": pyspark.__version__,
+    "org.apache.kafka:kafka-clients": "3.9.2",
+    "org.apache.commons:commons-pool2": "2.13.1",
+}
+#: The first one that can be had is used: not every mirror has all versions, and this small part hardly changes.
+TOKEN_PROVIDER = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+TOKEN_PROVIDER_VERSIONS = (pyspark.__version__, "4.0.0")
+
 
 class SparkCluster:
-    """Master and worker can be killed and started separately; the master keeps no state."""
+    """Master and workers can be killed and started separately; the master keeps no state."""
 
     name = "spark"
 
-    def __init__(self, *, cores: int = 1, memory: str = "1g") -> None:
+    def __init__(self, *, workers: int = 1, cores: int = 1, memory: str = "1g") -> None:
         self._cores = cores
         self._memory = memory
+        self._worker_ports = [f"worker {number} ui" for number in range(workers)]
         self._home: Path | None = None
         self._guardian: Guardian | None = None
         self._ports: dict[str, int] = {}
         self._master: Component | None = None
-        self._worker: Component | None = None
+        self._workers: list[Component] = []
 
     @property
     def url(self) -> str:
@@ -75,15 +87,16 @@ class SparkCluster:
         log_dir.mkdir(parents=True, exist_ok=True)
         self._guardian = Guardian()
         for _ in range(3):  # another run may take a free port between our look and our start
-            self._ports = dict(zip(("rpc", "rest", "ui", "worker ui"), free_ports(4), strict=True))
-            self._master, self._worker = self._plan_components(log_dir, self._guardian, java)
+            names = ["rpc", "rest", "ui", *self._worker_ports]
+            self._ports = dict(zip(names, free_ports(len(names)), strict=True))
+            self._master, self._workers = self._plan_components(log_dir, self._guardian, java)
             try:
                 self.start_master()
             except (TimeoutError, ComponentDiedError):
                 self.kill_master()
                 continue
-            if worker:
-                self.start_worker()
+            for number in range(len(self._workers) if worker else 0):
+                self.start_worker(number)
             return
         raise RuntimeError(f"Spark did not start; see {log_dir}/spark-master.log")
 
@@ -93,24 +106,29 @@ class SparkCluster:
         self._master.start()
         wait_for(self.is_alive, what="the Spark master is alive", seconds=START_SECONDS, components=[self._master])
 
-    def start_worker(self) -> None:
+    def start_worker(self, number: int = 0) -> None:
         """Return once the master knows it."""
-        assert self._worker is not None
-        self._worker.start()
-        wait_for(self.has_worker, what="the worker is known", seconds=START_SECONDS, components=[self._worker])
+        before = self._alive_workers()
+        worker = self._workers[number]
+        worker.start()
+        wait_for(
+            lambda: self._alive_workers() > before,
+            what="the worker is known",
+            seconds=START_SECONDS,
+            components=[worker],
+        )
 
     def kill_master(self) -> None:
         """Kill -9 the master."""
         assert self._master is not None
         self._master.kill()
 
-    def kill_worker(self) -> None:
-        """Kill -9 the worker and its executors."""
-        assert self._worker is not None
-        self._worker.kill()
+    def kill_worker(self, number: int = 0) -> None:
+        """Kill -9 one worker and its executors."""
+        self._workers[number].kill()
 
     def stop(self) -> None:
-        for component in (self._master, self._worker):
+        for component in (self._master, *self._workers):
             if component is not None:
                 component.kill()
         if self._guardian is not None:
@@ -132,7 +150,10 @@ class SparkCluster:
         return (self.state() or {}).get("status") == "ALIVE"
 
     def has_worker(self) -> bool:
-        return bool((self.state() or {}).get("aliveworkers"))
+        return self._alive_workers() > 0
+
+    def _alive_workers(self) -> int:
+        return int((self.state() or {}).get("aliveworkers", 0))
 
     def applications(self) -> list[dict[str, Any]]:
         """The applications that run or wait."""
@@ -151,17 +172,26 @@ class SparkCluster:
         assert state is not None, "the master does not answer"
         return state
 
-    def _plan_components(self, log_dir: Path, guardian: Guardian, java: Path) -> tuple[Component, Component]:
+    def _plan_components(self, log_dir: Path, guardian: Guardian, java: Path) -> tuple[Component, list[Component]]:
         program = str(HOME / "bin/spark-class")
         env = {**os.environ, **client_environment(), **self._daemon_environment(java)}
         package = "org.apache.spark.deploy"
         master = [program, f"{package}.master.Master", "--host", HOST, "--port", str(self._ports["rpc"])]
         master += ["--webui-port", str(self.ui_port)]
-        worker = [program, f"{package}.worker.Worker", "--host", HOST, "--webui-port", str(self._ports["worker ui"])]
-        worker += ["--cores", str(self._cores), "--memory", self._memory, self.url]
+        worker = [program, f"{package}.worker.Worker", "--host", HOST]
+        worker += ["--cores", str(self._cores), "--memory", self._memory]
         return (
             Component("spark-master", master, log_dir=log_dir, env=env, guardian=guardian),
-            Component("spark-worker", worker, log_dir=log_dir, env=env, guardian=guardian),
+            [
+                Component(
+                    f"spark-{name.removesuffix(' ui').replace(' ', '-')}",
+                    [*worker, "--webui-port", str(self._ports[name]), self.url],
+                    log_dir=log_dir,
+                    env=env,
+                    guardian=guardian,
+                )
+                for name in self._worker_ports
+            ],
         )
 
     def _daemon_environment(self, java: Path) -> dict[str, str]:
@@ -190,6 +220,40 @@ def client_environment() -> Mapping[str, str]:
         "SPARK_LAUNCHER_OPTS": QUICK_JVM,
         "SPARK_SUBMIT_OPTS": archive_options(),
     }
+
+
+def find_kafka_connector() -> list[Path]:
+    """Return the jars with which Spark reads and writes Kafka topics, fetched with Maven once for all checkouts."""
+    try:
+        folder = cached(f"spark-kafka-connector-{pyspark.__version__}", _fetch_kafka_connector)
+    except CannotFillError as failure:
+        raise UnavailableError(f"Maven could not fetch Spark's Kafka connector: {failure}") from failure
+    return sorted(folder.glob("*.jar"))
+
+
+def _fetch_kafka_connector(folder: Path) -> None:
+    print("servers: fetching Spark's Kafka connector with Maven, once", flush=True)
+    maven, java = find_maven(), find_java()
+    copy_jars(_project_of(KAFKA_CONNECTOR), folder, maven=maven, java=java)
+    for version in TOKEN_PROVIDER_VERSIONS:
+        try:
+            return copy_jars(_project_of({TOKEN_PROVIDER: version}), folder, maven=maven, java=java)
+        except CannotFillError as error:
+            failure = error
+    raise failure
+
+
+def _project_of(jars: Mapping[str, str]) -> str:
+    nothing_else = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    dependencies = []
+    for artifact, version in jars.items():
+        group, name = artifact.split(":")
+        coordinates = f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+        dependencies.append(f"<dependency>{coordinates}{nothing_else}</dependency>")
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>delay</groupId><artifactId>jars</artifactId>"
+        f"<version>1</version><packaging>pom</packaging><dependencies>{''.join(dependencies)}</dependencies></project>"
+    )
 
 
 @cache
