@@ -29,8 +29,8 @@ class Origin:
     task_id: str
     map_index: int = -1
 
-    def message_id(self, position: int) -> str:
-        """Return the id of this task's message number ``position``; a retried task gets the same again."""
+    def message_id(self, position: int | str) -> str:
+        """Return the id of this task's message at ``position``; a retried task gets the same again."""
         parts = (self.dag_id, self.run_id, self.task_id, self.map_index, position)
         return str(uuid5(_ID_NAMESPACE, json.dumps(parts)))
 

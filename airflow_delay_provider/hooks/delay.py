@@ -83,6 +83,38 @@ class DelayHook(BaseHook):
         broker = self.get_conn()
         return self.delay_conn_id if broker.ledger is None else broker.destination
 
+    def schedule_message(
+        self,
+        channel: str,
+        payload: Any,
+        *,
+        deliver_at: datetime | str | None = None,
+        deliver_after: timedelta | float | str | None = None,
+        message_id: str | None = None,
+        on_conflict: OnConflict | str = OnConflict.KEEP,
+        **options: Any,
+    ) -> str:
+        """Schedule one message and return its id, once the broker has confirmed it.
+
+        In a task, the id derives from the task instance and the number of this call. So a retried or cleared task that
+        makes the same calls in the same order schedules nothing twice.
+
+        :param options: ``key``, ``headers``, ``content_type``, ``priority`` and ``on_past``.
+        """
+        from airflow_delay_provider.hooks.task import Call, ConfirmedStore, schedule_once
+
+        policy = parse_choice("on_conflict", OnConflict, on_conflict)
+        call, broker = Call.begin(), self.get_conn()
+        if call is not None:
+            options["origin"] = call.origin
+            message_id = call.message_id if message_id is None else message_id
+        message = self.compose(
+            channel, payload, deliver_at=deliver_at, deliver_after=deliver_after, message_id=message_id, **options
+        )
+        confirmed = ConfirmedStore(None, [message.id]) if call is None else call.confirmed(broker, message.id)
+        schedule_once(broker, [message], on_conflict=policy, confirmed=confirmed)
+        return message.id
+
     def schedule(
         self, messages: Sequence[Message], *, on_conflict: OnConflict | str = OnConflict.KEEP
     ) -> list[Receipt]:

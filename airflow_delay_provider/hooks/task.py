@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,10 +129,11 @@ class ConfirmedStore:
     batch again, with the same ids.
     """
 
-    def __init__(self, store: StateStore | None, message_ids: Sequence[str]) -> None:
+    def __init__(self, store: StateStore | None, message_ids: Sequence[str], *, key: str = KEY) -> None:
         self._store = store
+        self._key = key
         self._digest = sha256("\n".join(message_ids).encode()).hexdigest()
-        known = store.get(KEY) if store is not None else None
+        known = store.get(key) if store is not None else None
         if not isinstance(known, dict) or known.get("digest") != self._digest:
             known = {}
         self.since: str | None = known.get("since")
@@ -147,7 +150,7 @@ class ConfirmedStore:
         self._seen = max(seen, self._seen)
         if self._store is not None:
             self._store.set(
-                KEY, {"digest": self._digest, "since": self.since, "seen": self._seen, "open": sorted(self._open)}
+                self._key, {"digest": self._digest, "since": self.since, "seen": self._seen, "open": sorted(self._open)}
             )
 
 
@@ -187,3 +190,41 @@ def schedule_once(
             for position in positions
         ]
     return receipts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call of a hook in a running task; a retried task makes the same calls in the same order."""
+
+    origin: Origin
+    number: int
+    store: StateStore | None
+
+    @classmethod
+    def begin(cls) -> Call | None:
+        """Return the next call of the task that runs in this process; None outside of tasks."""
+        from airflow.sdk import get_current_context
+
+        try:
+            context = get_current_context()
+        except RuntimeError:
+            return None
+        origin = origin_of(context)
+        run = (origin, context["ti"].try_number)
+        number = _CALLS[run]
+        _CALLS[run] += 1
+        return cls(origin=origin, number=number, store=context.get("task_state_store"))
+
+    @property
+    def message_id(self) -> str:
+        """The id of its message; never that of a message of an operator."""
+        return self.origin.message_id(f"call {self.number}")
+
+    def confirmed(self, broker: Broker, message_id: str) -> ConfirmedStore:
+        """Return what earlier tries of the task know of this call."""
+        store = None if broker.knows_ids else self.store
+        return ConfirmedStore(store, [message_id], key=f"{KEY}_{self.number}")
+
+
+#: Calls of hooks so far, by task instance and try: ``dag.test()`` runs many tasks in one process.
+_CALLS: Counter[tuple[Origin, int]] = Counter()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.execution_time.context import set_current_context
 
+from airflow_delay_provider import DelayHook
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.hooks import task
@@ -95,6 +98,20 @@ def test_a_cleared_task_publishes_nothing_again_and_says_so(url: str, capsys: py
     assert run(store, messages) == ids
     assert "Skipped 5 messages that an earlier run of this task has scheduled" in capsys.readouterr().out
     assert received(url, 5) == Counter(ids)
+    with RabbitMQBroker(config_of(url)) as broker:
+        assert broker.receive(CHANNEL) == []
+
+
+def test_a_retried_task_that_calls_the_hook_publishes_nothing_again(url: str) -> None:
+    """A28"""
+    store, ti = StateStore(), TaskInstanceStub(dag_id="d", task_id="hook", run_id="r", map_index=-1, results={})
+    tries: list[list[str]] = []
+    for ti.try_number in (1, 2):
+        context: Any = {"ti": ti, "task_state_store": store}
+        with set_current_context(context), closing(DelayHook("rabbit")) as hook:
+            tries.append([hook.schedule_message(CHANNEL, number, deliver_after=1) for number in range(2)])
+    assert tries[0] == tries[1]
+    assert received(url, 2) == Counter(tries[0])
     with RabbitMQBroker(config_of(url)) as broker:
         assert broker.receive(CHANNEL) == []
 

@@ -24,6 +24,7 @@ class TaskInstance:
     run_id: str = "manual__2030-01-01"
     task_id: str = "remind"
     map_index: int | None = -1
+    try_number: int = 1
     pushed: dict[str, Any] = field(default_factory=dict)
 
     def xcom_push(self, key: str, value: Any) -> None:

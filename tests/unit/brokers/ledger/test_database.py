@@ -210,7 +210,8 @@ def test_transactions_that_block_each_other_both_get_through(postgres_url: str):
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(raise_priority, one, other), pool.submit(raise_priority, other, one)]:
             future.result(timeout=120)
-    assert len(tries) == 3
+    # On a busy machine, the one that is tried again may come too early, and is tried once more.
+    assert len(tries) >= 3
     assert [rows.get(ledger, message).message.priority for message in batch] == [2, 2]
     ledger.close()
 
