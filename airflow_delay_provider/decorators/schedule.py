@@ -46,7 +46,7 @@ class ScheduleMessageDecoratedOperator(DecoratedOperator, ScheduleMessageOperato
                 raise TypeError(
                     f"{name}: @task.schedule_message uses the return value of the function; return the payload instead"
                 )
-        super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
+        super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, payload=None, **kwargs)
 
     def execute(self, context: Context) -> Any:
         context_merge(context, self.op_kwargs)

@@ -206,7 +206,8 @@ class DelayHook(BaseHook):
                 return None
             raise ConfigurationError(
                 f"delay_conn_id: connection {self.delay_conn_id!r} is not defined; create it with"
-                f" `airflow connections add {self.delay_conn_id} --conn-type delay` or use {DEFAULT_CONN_ID!r}"
+                f" `airflow connections add {self.delay_conn_id} --conn-type TYPE ...`, where TYPE is rabbitmq,"
+                f" delay_kafka or delay (the ledger), or use {DEFAULT_CONN_ID!r}"
             ) from error
 
 

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import TaskDeferralTimeout
 from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, WaitTimeoutError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
-from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.domain.message import Message, require_aware
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
 from airflow_delay_provider.hooks.delay import DelayHook, find_dispatcher_warning, ledger_id_of
 from airflow_delay_provider.hooks.task import (
@@ -38,15 +38,17 @@ _MESSAGE_FIELDS = ("channel", "payload", *_TIME_FIELDS, "message_id", "key", "he
 _SETTINGS = ("delay_conn_id", "hold", "on_conflict", "on_past", "wait_timeout")
 #: Airflow's time-out comes this much after the trigger's own, for the case that no triggerer runs.
 _TRIGGER_GRACE = timedelta(minutes=1)
-#: Ids in an error message.
+#: Ids in an error message or a line of the log.
 SHOWN_IDS = 5
+#: Tells a payload of None, which is sent as ``null``, from one that was forgotten.
+_FORGOTTEN: Any = object()
 
 
 class ScheduleMessageOperator(BaseOperator):
     """Schedule one or more messages, and optionally wait until they are dispatched.
 
     :param channel: queue, topic or embedded channel that receives the message. All message fields are templated.
-    :param payload: bytes, text, or any data that can be written as JSON.
+    :param payload: bytes, text, or any data that can be written as JSON; None is sent as ``null``.
     :param deliver_at: due time: an aware datetime or ISO-8601 text such as ``"{{ data_interval_end }}"``.
     :param deliver_after: delay from now: a timedelta or seconds. Without a due time or delay, the message is sent now.
     :param message_id: id of the message; by default it is derived from DAG, run, task, map index and position.
@@ -82,7 +84,7 @@ class ScheduleMessageOperator(BaseOperator):
         self,
         *,
         channel: str | None = None,
-        payload: Any = None,
+        payload: Any = _FORGOTTEN,
         deliver_at: datetime | str | None = None,
         deliver_after: timedelta | float | str | None = None,
         message_id: str | None = None,
@@ -102,7 +104,8 @@ class ScheduleMessageOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.channel = channel
-        self.payload = payload
+        self.payload = None if payload is _FORGOTTEN else payload
+        self._has_payload = payload is not _FORGOTTEN
         self.deliver_at = deliver_at
         self.deliver_after = deliver_after
         self.message_id = message_id
@@ -121,6 +124,19 @@ class ScheduleMessageOperator(BaseOperator):
         #: URL of the link; None until this process has tried to schedule.
         self.message_link: str | None = None
         self._confirmed_ids: list[str] = []
+        self._refuse_mistakes()
+
+    def _refuse_mistakes(self) -> None:
+        """Refuse what no template can make right, so that the DAG does not even import."""
+        if self.messages is None:
+            if self.channel is None:
+                raise InvalidMessageError("channel", "missing", 'give one, such as channel="invoices"')
+            if not self._has_payload:
+                raise _without_payload()
+        if _is_constant(self.deliver_at) and _is_constant(self.deliver_after):
+            raise InvalidMessageError("deliver_at", "deliver_after is given, too", "give only one of them")
+        if isinstance(self.deliver_at, datetime):
+            require_aware("deliver_at", self.deliver_at)
 
     def execute(self, context: Context) -> str | list[str]:
         self.message_link = ""
@@ -200,6 +216,8 @@ class ScheduleMessageOperator(BaseOperator):
         for position, fields in enumerate(self._each_message(context)):
             required = {"channel": None, "payload": None}
             try:
+                if not self._has_payload and "payload" not in fields:
+                    raise _without_payload()
                 messages.append(compose_message(**required | fields, on_past=self.on_past, origin=origin, now=now))
             except InvalidMessageError as error:
                 if self.messages is not None:
@@ -270,15 +288,30 @@ class ScheduleMessageOperator(BaseOperator):
         counts = Counter(receipt.outcome.value for receipt in receipts)
         due = [message.deliver_at for message in messages]
         self.log.info(
-            "Confirmed by %s: scheduled %d, dispatched %d, kept %d, replaced %d; due %s to %s",
+            "Confirmed by %s: scheduled %d, dispatched %d, kept %d, replaced %d; due %s to %s; channel %s; id %s",
             self.delay_conn_id,
             *(counts[name] for name in ("scheduled", "dispatched", "kept", "replaced")),
             min(due).isoformat(),
             max(due).isoformat(),
+            _shown(sorted({message.channel for message in messages})),
+            _shown([message.id for message in messages]),
         )
         # Pushed now, and not only at the end of the task, so that the link works while the task waits.
         self.message_link = message_url(messages[0].id, self.delay_conn_id)
         context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)
+
+
+def _is_constant(value: object) -> bool:
+    """Tell whether a time is given that no template changes."""
+    return isinstance(value, datetime | timedelta | int | float) or (isinstance(value, str) and "{" not in value)
+
+
+def _without_payload() -> InvalidMessageError:
+    return InvalidMessageError("payload", "missing", "give one; payload=None sends null")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN_IDS]) + (f" and {len(names) - SHOWN_IDS} more" if len(names) > SHOWN_IDS else "")
 
 
 def _with_defaults(position: int, item: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,12 +332,11 @@ def _with_defaults(position: int, item: Mapping[str, Any], defaults: Mapping[str
 
 def _describe_waiting(waiting: Sequence[str], hook: DelayHook, *, of: int, patience: object) -> str:
     """Say which messages a task has waited for too long, and what to do."""
-    shown = ", ".join(waiting[:SHOWN_IDS]) + (" and others" if len(waiting) > SHOWN_IDS else "")
     connection = "" if hook.delay_conn_id == DEFAULT_CONN_ID else f" --conn-id {hook.delay_conn_id}"
     warning = find_dispatcher_warning(hook)
     advice = f": {warning}" if warning else f"; see `airflow delay show {waiting[0]}{connection}`"
     unit = "" if isinstance(patience, timedelta) else " s"
     return (
-        f"wait_timeout: {len(waiting)} of {of} messages were not dispatched within {patience}{unit} ({shown}); they"
-        f" stay scheduled, and a retry of this task waits for them again{advice}"
+        f"wait_timeout: {len(waiting)} of {of} messages were not dispatched within {patience}{unit}"
+        f" ({_shown(waiting)}); they stay scheduled, and a retry of this task waits for them again{advice}"
     )

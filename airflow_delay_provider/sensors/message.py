@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Delivery, Message, decode_payload
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID
@@ -130,6 +130,12 @@ class MessageSensor(BaseSensorOperator):
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
+        if callable(filter):
+            raise InvalidMessageError(
+                "filter",
+                "a function cannot be stored for the triggerer",
+                'put it into a module that is installed there, and give its dotted path, such as "orders.is_paid"',
+            )
         super().__init__(**kwargs)
         self.channel = channel
         self.filter = filter

@@ -204,7 +204,7 @@ class ScheduleRetryOperator(ScheduleMessageOperator):
     template_fields: Sequence[str] = (*ScheduleMessageOperator.template_fields, "spark_conn_id")
 
     def __init__(self, *, attempt_task_id: str, spark_conn_id: str, spark_retries: SparkRetries, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(payload=None, **kwargs)
         self.attempt_task_id = attempt_task_id
         self.spark_conn_id = spark_conn_id
         self.spark_retries = spark_retries

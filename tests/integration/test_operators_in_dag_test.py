@@ -46,7 +46,7 @@ with DAG("waiting", schedule=None, default_args={"delay_conn_id": "delay_of_the_
     one >> many >> sent
     asked = ask()
     asked >> answer
-    never = ScheduleMessageOperator(task_id="never", channel="answers", deliver_after=3600)
+    never = ScheduleMessageOperator(task_id="never", channel="answers", payload=None, deliver_after=3600)
     CancelMessageOperator(task_id="cancel", message_ids=never.output)
     sent >> check(one.output, many.output, answer.output)
 """
@@ -57,9 +57,14 @@ from airflow.sdk import DAG
 from airflow_delay_provider import ScheduleMessageOperator
 
 with DAG("forgotten", schedule=None, default_args={"delay_conn_id": "delay_without_dispatcher"}):
-    later = ScheduleMessageOperator(task_id="later", channel="answers", deliver_after=3600)
+    later = ScheduleMessageOperator(task_id="later", channel="answers", payload=None, deliver_after=3600)
     ScheduleMessageOperator(
-        task_id="waits", channel="answers", deliver_after=1, wait_for_dispatch=True, wait_timeout="{{ 11 + 1 }}"
+        task_id="waits",
+        channel="answers",
+        payload=None,
+        deliver_after=1,
+        wait_for_dispatch=True,
+        wait_timeout="{{ 11 + 1 }}",
     )
 """
 

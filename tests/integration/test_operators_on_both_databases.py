@@ -127,7 +127,7 @@ async def test_a_cancelled_message_wakes_the_task_that_waits_for_it(connected: s
 
     event = await asyncio.wait_for(waiting, timeout=120)
     with pytest.raises(AirflowFailException, match="1 of 1 messages were not dispatched"):
-        ScheduleMessageOperator(task_id="remind").execute_complete({}, event.payload)
+        ScheduleMessageOperator(task_id="remind", channel="invoices", payload="x").execute_complete({}, event.payload)
 
 
 def test_a_message_is_taken_by_one_of_many_sensors(connected: str) -> None:

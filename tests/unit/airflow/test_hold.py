@@ -128,8 +128,8 @@ def test_a_hold_that_is_unknown_is_refused_with_the_choices(define: Define) -> N
 
 
 def schedule(context: Any, **options: Any) -> Any:
-    given = {"task_id": "remind", "channel": "invoices", "delay_conn_id": "far", "hold": "ledger"} | options
-    return ScheduleMessageOperator(**given).execute(context)
+    given = {"task_id": "remind", "channel": "invoices", "payload": "x", "delay_conn_id": "far", "hold": "ledger"}
+    return ScheduleMessageOperator(**given | options).execute(context)
 
 
 def test_a_message_held_by_the_ledger_is_scheduled_moved_and_cancelled(
@@ -156,7 +156,7 @@ def test_without_hold_the_broker_keeps_it(define: Define, ledger: Ledger, contex
 @pytest.mark.parametrize(
     "operator",
     [
-        ScheduleMessageOperator(task_id="t1", channel="c", delay_conn_id="far", hold="redis"),
+        ScheduleMessageOperator(task_id="t1", channel="c", payload="x", delay_conn_id="far", hold="redis"),
         CancelMessageOperator(task_id="t2", message_ids="a", delay_conn_id="far", hold="redis"),
         RescheduleMessageOperator(task_id="t3", message_ids="a", expedite=True, delay_conn_id="far", hold="redis"),
         MessageDispatchedSensor(task_id="t4", message_ids="a", delay_conn_id="far", hold="redis"),
@@ -212,7 +212,13 @@ async def test_the_trigger_finds_and_cancels_in_the_ledger(define: Define, ledge
 def test_a_task_that_is_ended_cancels_in_the_ledger(define: Define, ledger: Ledger, context: Any) -> None:
     define()
     operator = ScheduleMessageOperator(
-        task_id="remind", channel="c", deliver_after=3600, delay_conn_id="far", hold="ledger", cancel_on_kill=True
+        task_id="remind",
+        channel="c",
+        payload="x",
+        deliver_after=3600,
+        delay_conn_id="far",
+        hold="ledger",
+        cancel_on_kill=True,
     )
     message_id = operator.execute(context)
     operator.on_kill()

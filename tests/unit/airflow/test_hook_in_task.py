@@ -49,7 +49,7 @@ def test_two_hooks_of_one_task_never_share_an_id(broker: EmbeddedBroker, context
 
 def test_ids_of_a_hook_are_not_those_of_an_operator(broker: EmbeddedBroker, context: Any) -> None:
     [by_hook] = remind(context, "anna")
-    by_operator = ScheduleMessageOperator(task_id="remind", channel="reminders").execute(context)
+    by_operator = ScheduleMessageOperator(task_id="remind", channel="reminders", payload="x").execute(context)
     assert by_operator != by_hook
 
 

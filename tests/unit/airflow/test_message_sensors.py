@@ -18,7 +18,7 @@ from airflow.sdk.serde import serialize
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.arguments import compose_message
-from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor, MessageSensor
 
@@ -202,6 +202,11 @@ def test_a_bad_filter_is_named_before_anything_is_received(
 
 def breaks(_message: Message) -> bool:
     raise ZeroDivisionError
+
+
+def test_a_function_as_filter_is_an_error_of_the_dag() -> None:
+    with pytest.raises(InvalidMessageError, match="filter: a function cannot be stored for the triggerer; put it into"):
+        sensor(filter=lambda _message: True)
 
 
 def test_a_filter_that_fails_leaves_every_message_in_place(broker: EmbeddedBroker, send: Send) -> None:

@@ -78,7 +78,7 @@ def test_the_operator_counts_scheduled_messages_and_errors(
     assert received() == set()
 
     with pytest.raises(AirflowFailException):
-        ScheduleMessageOperator(task_id="bad", channel="not a channel").execute(context)
+        ScheduleMessageOperator(task_id="bad", channel="not a channel", payload="x").execute(context)
     assert received() == {"airflow.delay.errors:1|c"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -16,6 +17,7 @@ from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.exceptions import (
     ConfigurationError,
+    InvalidMessageError,
     LedgerError,
     UnknownMessageError,
     WaitTimeoutError,
@@ -31,7 +33,9 @@ TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 
 def schedule(context: Any, **options: Any) -> Any:
-    return ScheduleMessageOperator(task_id="remind", **{"channel": "invoices"} | options).execute(context)
+    return ScheduleMessageOperator(task_id="remind", **{"channel": "invoices", "payload": "x"} | options).execute(
+        context
+    )
 
 
 def record(broker: EmbeddedBroker, message_id: str) -> Any:
@@ -136,9 +140,9 @@ def test_the_link_of_a_task_that_ends_is_the_one_it_stored(
     """Airflow asks for the link once more when a task ends and stores the answer over the first one."""
     monkeypatch.setattr(XCom, "get_value", lambda *, ti_key, key: ti_key.pushed.get(key))
     (link,) = ScheduleMessageOperator.operator_extra_links
-    operator = ScheduleMessageOperator(task_id="remind", channel="invoices", message_id="a")
-    resumed = ScheduleMessageOperator(task_id="remind", channel="invoices", message_id="a")
-    refused = ScheduleMessageOperator(task_id="remind", channel="not a channel")
+    operator = ScheduleMessageOperator(task_id="remind", channel="invoices", payload=None, message_id="a")
+    resumed = ScheduleMessageOperator(task_id="remind", channel="invoices", payload=None, message_id="a")
+    refused = ScheduleMessageOperator(task_id="remind", channel="not a channel", payload=None)
 
     operator.execute(context)
     with pytest.raises(AirflowFailException):
@@ -174,13 +178,16 @@ def test_templates_are_rendered_everywhere(broker: EmbeddedBroker, ti: TaskInsta
 
 
 BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),  # noqa: DTZ001
     ({"deliver_at": "2030-01-01T00:00:00"}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),
     ({"deliver_at": "tomorrow"}, "deliver_at: 'tomorrow' is not a time; use an aware datetime or ISO-8601"),
-    ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given, too; give only one of them"),
+    (
+        {"deliver_at": "{{ ts }}", "deliver_after": 60},
+        "deliver_at: deliver_after is given, too; give only one of them",
+    ),
     ({"deliver_after": "soon"}, "deliver_after: 'soon' is not a delay; use a timedelta or a number of seconds"),
     ({"channel": "no spaces please"}, "channel: 'no spaces please' is not a valid channel name; use 1-255 letters"),
-    ({"channel": None}, "channel: None is not a valid channel name; use 1-255 letters"),
+    ({"channel": "{{ none }}"}, "channel: '{{ none }}' is not a valid channel name; use 1-255 letters"),
+    ({"messages": [{"payload": 1}], "channel": None}, "messages[0]: channel: None is not a valid channel name"),
     ({"payload": "x" * 1001}, "payload: 1001 bytes are more than max_payload_bytes (1000); send a reference"),
     ({"payload": object()}, "payload: object cannot be written as JSON"),
     ({"payload": float("nan")}, "payload: float cannot be written as JSON"),
@@ -220,6 +227,36 @@ def test_bad_input_fails_at_once_with_one_sentence_and_writes_nothing(
     assert sentence in str(failure.value)
     assert "\n" not in str(failure.value)
     assert known(broker) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"channel": None}, 'channel: missing; give one, such as channel="invoices"'),
+        ({"payload": ...}, "payload: missing; give one; payload=None sends null"),
+        ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given, too"),
+        ({"deliver_at": TOMORROW.isoformat(), "deliver_after": 60}, "deliver_at: deliver_after is given, too"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at: 2030-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
+    ],
+)
+def test_what_no_template_can_make_right_is_an_error_of_the_dag(options: dict[str, Any], sentence: str) -> None:
+    given = {"task_id": "remind", "channel": "invoices", "payload": "x"} | options
+    with pytest.raises(InvalidMessageError, match=re.escape(sentence)):
+        ScheduleMessageOperator(**{name: value for name, value in given.items() if value is not ...})
+
+
+def test_a_message_of_many_without_a_payload_is_refused(broker: EmbeddedBroker, context: Any) -> None:
+    operator = ScheduleMessageOperator(task_id="remind", channel="invoices", messages=[{"payload": None}, {}])
+    with pytest.raises(AirflowFailException, match=re.escape("messages[1]: payload: missing")):
+        operator.execute(context)
+    assert known(broker) == 0
+
+
+def test_the_log_names_channel_and_ids(
+    broker: EmbeddedBroker, context: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = schedule(context, messages=[{"payload": number} for number in range(7)])
+    assert f"channel invoices; id {', '.join(ids[:5])} and 2 more" in capsys.readouterr().out
 
 
 def test_one_bad_message_among_many_stops_all(broker: EmbeddedBroker, context: Any) -> None:
@@ -353,6 +390,7 @@ def test_a_killed_task_cancels_its_messages_only_if_asked(broker: EmbeddedBroker
         operator = ScheduleMessageOperator(
             task_id="remind",
             channel="invoices",
+            payload=None,
             message_id=f"cancel-{cancel}",
             deliver_after=60,
             cancel_on_kill=cancel,
