@@ -91,7 +91,10 @@ _OPTIONS = {
         "string", "Address of the dispatcher's /health and /metrics.", default="127.0.0.1"
     ),
     "dispatcher_health_port": _option(
-        "integer", "Port of the dispatcher's /health and /metrics; 0 means any free port, -1 no HTTP.", default="8795"
+        "integer",
+        "Port of the dispatcher's /health and /metrics; 0 means any free port, -1 no HTTP. If the default is taken, one"
+        " of the next nine is used.",
+        default="8795",
     ),
     "index_connections": _option(
         "string",

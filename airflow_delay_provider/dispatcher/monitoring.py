@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,11 @@ from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
+from airflow_delay_provider.dispatcher.options import DEFAULT_PORT
 from airflow_delay_provider.domain.exceptions import ConfigurationError
+
+#: So many ports after the default one are tried, for several dispatchers on one machine.
+NEXT_PORTS = 9
 
 
 class Observer(Protocol):
@@ -67,7 +72,10 @@ class PrometheusObserver:
 
 
 class HealthServer:
-    """Serves ``/health`` (200 if all is well, otherwise 503) and the metrics for Prometheus."""
+    """Serves ``/health`` (200 if all is well, otherwise 503) and the metrics for Prometheus.
+
+    If another dispatcher of this machine uses the default port, the next free one of the following nine is taken.
+    """
 
     def __init__(
         self, host: str, port: int, *, health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]
@@ -93,13 +101,7 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Log nothing: health checks come every few seconds."""
 
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise ConfigurationError(
-                f"dispatcher health port: cannot listen on {host}:{port} ({error.strerror}); choose another port, 0 for"
-                " any free port, or -1 for none"
-            ) from error
+        self._server = _listen(host, port, Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="delay-health", daemon=True)
 
@@ -117,3 +119,17 @@ class HealthServer:
         """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def _listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    last = port + NEXT_PORTS if port == DEFAULT_PORT else port
+    for each in range(port, last + 1):
+        try:
+            return ThreadingHTTPServer((host, each), handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or each == last:
+                raise ConfigurationError(
+                    f"dispatcher health port: cannot listen on {host}:{each} ({error.strerror}); choose another port,"
+                    " 0 for any free port, or -1 for none"
+                ) from error
+    raise AssertionError("unreachable")

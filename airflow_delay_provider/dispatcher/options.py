@@ -12,6 +12,9 @@ from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import CLAIM
 
+#: Of /health and /metrics.
+DEFAULT_PORT = 8795
+
 
 def _process_name() -> str:
     # Every `airflow` command imports this module, and only the dispatcher needs more.
@@ -57,7 +60,7 @@ class DispatcherConfig:
     idle_close: timedelta = timedelta(minutes=10)
     health_host: str = "127.0.0.1"
     #: 0 is any free port, None is no HTTP at all.
-    health_port: int | None = 8795
+    health_port: int | None = DEFAULT_PORT
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -200,7 +203,8 @@ OPTIONS = (
     Option(
         name="health_port",
         metavar="PORT",
-        help="Port of /health and /metrics; 0 means any free port, -1 no HTTP.",
+        help="Port of /health and /metrics; 0 means any free port, -1 no HTTP. If the default is taken, one of the next"
+        " nine is used.",
         setting="dispatcher_health_port",
         parse=_parse_port,
     ),
