@@ -32,6 +32,10 @@ ALLOWED = {
     "triggers": "domain brokers hooks spark",
     "operators": "domain brokers hooks triggers links metrics spark",
     "sensors": "domain brokers hooks triggers links metrics spark",
+    # The pipeline: what runs inside of Spark.
+    "spark/connection.py": "domain brokers hooks",
+    "spark/datasource": "domain brokers spark",
+    "spark/jobs": "domain brokers spark",
     "spark/group.py": "domain hooks operators sensors spark",
     "decorators": "operators",
     "api": "domain brokers hooks spark",
@@ -55,6 +59,7 @@ MAY_IMPORT_AIRFLOW = {
     "metrics.py",
     "links.py",
     "get_provider_info.py",
+    "spark/connection.py",
     "spark/cluster/address.py",
     "spark/admission.py",
     "spark/policy.py",
