@@ -77,7 +77,8 @@ _OPTIONS = {
     ),
     "dispatcher_poll_interval": _option(
         "float",
-        "Polling interval of the dispatcher, in seconds. A new message is noticed after at most this time.",
+        "Polling interval of the dispatcher, in seconds. A new message is noticed after at most this time, and on"
+        " PostgreSQL at once.",
         default="0.02",
     ),
     "dispatcher_rate_limit": _option(

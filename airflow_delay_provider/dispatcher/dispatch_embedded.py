@@ -18,6 +18,7 @@ class DispatchEmbedded:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.notice_interval = context.poll_seconds
 
     def run_once(self) -> float:
         """Dispatch one batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,7 @@ from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
+from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms, from_ms
 from airflow_delay_provider.domain.exceptions import DelayError, Reach
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class DispatchToBrokers:
         self._connection = BrokerConnection(destination, open_broker, reread=context.config.reread_interval)
         self._held = HeldChannels(self.name, clock=context.clock, backoff=context.config.channel_backoff)
         self._idle_since: datetime | None = None
+        self.notice_interval = context.poll_seconds
 
     def run_once(self) -> float:
         """Send one batch."""
@@ -70,7 +71,7 @@ class DispatchToBrokers:
         now = self._context.clock.now()
         self._idle_since = self._idle_since or now
         self.is_over = now - self._idle_since >= self._context.config.idle_close
-        return self._context.poll_seconds
+        return self._context.idle_seconds
 
     def _run_beside_held_channels(self) -> float:
         """Send to the usable channels, then try one message of each held channel whose pause is over."""
@@ -80,14 +81,25 @@ class DispatchToBrokers:
         self._held.forget_all_but(waiting)
         due = {channel: due_ms for channel, due_ms in waiting.items() if due_ms is not None and due_ms <= now_ms}
         self._connection.get()
-        limit, pause, sent = 0, context.poll_seconds, False
+        sent = False
         if free := sorted((channel for channel in due if channel not in self._held), key=due.__getitem__):
             limit, pause = context.allowance(due[free[0]])
             sent = limit > 0 and self._send_due(limit, free)
+        else:
+            pause = context.idle_seconds
         for channel in self._held.to_try():
             if channel in due:
                 sent |= self._send_due(1, [channel])
-        return 0.0 if sent else min(pause or context.poll_seconds, context.poll_seconds)
+        return 0.0 if sent else min([pause or context.poll_seconds, *self._seconds_until_due(waiting)])
+
+    def _seconds_until_due(self, waiting: Mapping[str, int | None]) -> Iterator[float]:
+        """Return for each channel how long there is nothing to send, or to try if it is held."""
+        now = self._context.clock.now()
+        for channel, due_ms in waiting.items():
+            if due_ms is not None:
+                seconds = (max(from_ms(due_ms), self._held.until(channel) or now) - now).total_seconds()
+                # If it is due and was not sent, another transaction has locked it.
+                yield seconds if seconds > 0 else self._context.poll_seconds
 
     def _send_due(self, limit: int, channels: Sequence[str] | None = None) -> bool:
         claims = self._claim(limit, channels)
@@ -241,6 +253,10 @@ class HeldChannels:
         """Return the channels that may be tried again now."""
         now = self._clock.now()
         return [channel for channel, hold in self._holds.items() if hold.until <= now]
+
+    def until(self, channel: str) -> datetime | None:
+        """Return when a channel is tried again; None if it is not held."""
+        return hold.until if (hold := self._holds.get(channel)) else None
 
     def describe(self) -> dict[str, str]:
         """Return what is wrong with each channel, for ``/health``."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from airflow_delay_provider.brokers.ledger import delivery
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.notices import LOOK_SECONDS
 from airflow_delay_provider.dispatcher.monitoring import Observer
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.domain.backoff import Backoff
@@ -49,6 +50,14 @@ class Ending(Protocol):
     """A loop that may end."""
 
     is_over: bool
+
+
+@runtime_checkable
+class Woken(Protocol):
+    """A loop whose pause ends when a message may be due sooner than it knows."""
+
+    #: The shortest time between two runs that notices cause, in seconds.
+    notice_interval: float
 
 
 @runtime_checkable
@@ -125,6 +134,7 @@ class LoopThread:
         self._stop = stop
         self._backoff = backoff
         self._observers = observers
+        self._noticed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"delay-{loop.name}", daemon=True)
 
     def start(self) -> None:
@@ -135,6 +145,10 @@ class LoopThread:
         """Wait until the current run has ended and the loop is closed; return whether it is."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def wake(self) -> None:
+        """End the pause of a loop that wants to be woken, and of any loop when the dispatcher stops."""
+        self._noticed.set()
 
     @property
     def has_ended(self) -> bool:
@@ -147,11 +161,24 @@ class LoopThread:
 
     def _run(self) -> None:
         while not self._stop.is_set() and not self._is_over:
+            began_at = time.monotonic()
+            # Before the run, so that no notice of what it does not see is lost.
+            self._noticed.clear()
             pause = self._run_guarded(self.loop.run_once)
             if pause > 0:
-                self._stop.wait(pause)
+                self._pause(pause, began_at)
         if isinstance(self.loop, Closable):
             self.loop.close()
+
+    def _pause(self, seconds: float, began_at: float) -> None:
+        """Pause; a notice ends it, unless the pause follows an error or the last run has only just begun."""
+        if self.health.failures or not isinstance(self.loop, Woken):
+            self._stop.wait(seconds)
+            return
+        until = time.monotonic() + seconds
+        if self._noticed.wait(seconds):
+            next_run = min(until, began_at + self.loop.notice_interval)
+            self._stop.wait(max(0.0, next_run - time.monotonic()))
 
     def _run_guarded(self, run_once: Callable[[], float]) -> float:
         try:
@@ -191,11 +218,18 @@ class Context:
     config: DispatcherConfig
     observers: Sequence[Observer] = ()
     bucket: TokenBucket | None = None
+    #: Whether a message that is due soon is announced.
+    is_announced: Callable[[], bool] = lambda: False
 
     @property
     def poll_seconds(self) -> float:
-        """How long an idle loop pauses."""
+        """How long a loop pauses that must look again soon."""
         return self.config.poll_interval.total_seconds()
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long an idle loop pauses at most: a message that is due sooner may be scheduled meanwhile."""
+        return max(LOOK_SECONDS, self.poll_seconds) if self.is_announced() else self.poll_seconds
 
     def now_ms(self) -> int:
         """Return the current time, rounded down so that nothing is due early."""
@@ -205,14 +239,13 @@ class Context:
         """Return how many embedded messages may be dispatched now, or the seconds until the next check."""
         with self.ledger.read() as connection:
             due_ms = delivery.next_due_ms(connection)
-        return (0, self.poll_seconds) if due_ms is None else self.allowance(due_ms)
+        return (0, self.idle_seconds) if due_ms is None else self.allowance(due_ms)
 
     def allowance(self, due_ms: int) -> tuple[int, float]:
         """Return how many messages may be dispatched now, the first being due at ``due_ms``, or how long to wait."""
         until_due = (from_ms(due_ms) - self.clock.now()).total_seconds()
         if until_due > 0:
-            # Never pause for long: a message that is due sooner may be scheduled meanwhile.
-            return 0, min(self.poll_seconds, until_due)
+            return 0, min(self.idle_seconds, until_due)
         if self.bucket is None:
             return self.config.batch, 0.0
         allowed = min(self.config.batch, self.bucket.available())

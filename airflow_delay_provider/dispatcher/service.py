@@ -13,6 +13,7 @@ from typing import Any
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.heartbeats import INTERVAL
+from airflow_delay_provider.brokers.ledger.notices import Notices, open_notices
 from airflow_delay_provider.dispatcher.broker_connection import OpenBroker
 from airflow_delay_provider.dispatcher.check_brokers import CheckBrokers
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
@@ -58,7 +59,9 @@ class Dispatcher:
             config=self.config,
             observers=[self._prometheus, *observers],
             bucket=None if limit is None else TokenBucket(limit),
+            is_announced=lambda: self._notices is not None and self._notices.is_listening,
         )
+        self._notices: Notices | None = None
         self._open_broker = open_broker
         self._stop = threading.Event()
         self._threads: dict[str, LoopThread] = {}
@@ -97,10 +100,16 @@ class Dispatcher:
         ]
         for loop in loops:
             self._start_loop(loop)
+        self._notices = open_notices(ledger, on_notice=self._wake, interval=self._context.poll_seconds)
+        if self._notices is not None:
+            self._notices.start()
 
     def stop(self) -> bool:
         """Let every loop finish its current run and close, and return whether all did in time."""
         self._stop.set()
+        if self._notices is not None:
+            self._notices.stop()
+        self._wake()
         deadline = time.monotonic() + STOP_SECONDS
         unfinished = [
             name
@@ -152,6 +161,10 @@ class Dispatcher:
     def metrics(self) -> bytes:
         """Return what ``/metrics`` shows."""
         return self._prometheus.render()
+
+    def _wake(self) -> None:
+        for thread in list(self._threads.values()):
+            thread.wake()
 
     def _start_loop(self, loop: Loop) -> None:
         backoff = self.config.backoff

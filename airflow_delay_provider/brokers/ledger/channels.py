@@ -10,7 +10,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, case, delete, select, union_all, update
 from sqlalchemy.sql import Select
 
-from airflow_delay_provider.brokers.ledger import delivery, journal, scheduling
+from airflow_delay_provider.brokers.ledger import delivery, journal, notices, scheduling
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of, take
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, scheduled_message
@@ -189,6 +189,7 @@ def put_back(
         "dispatched_at_ms": None,
         "held_by_broker": 0,
     }
+    notices.announce(connection, deliver_at_ms, now_ms=now_ms)
     _change(connection, seq, message, Change.REQUEUED, values, now_ms=now_ms, reason=reason)
 
 

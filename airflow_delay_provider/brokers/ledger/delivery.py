@@ -9,10 +9,11 @@ from itertools import groupby
 from sqlalchemy import Connection, exists, func, literal, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
-from airflow_delay_provider.brokers.ledger import journal
+from airflow_delay_provider.brokers.ledger import journal, notices
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of, lock_until_commit, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, message_count, scheduled_message
+from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.lifecycle import Change, State, outcome_of
 from airflow_delay_provider.domain.message import Message
 
@@ -187,7 +188,7 @@ def mark_dead(connection: Connection, claims: Sequence[Claim], *, now_ms: int, r
     _count(connection, moved, State.DEAD)
 
 
-def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) -> None:
+def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str, now_ms: int) -> None:
     """End claims of messages that were not sent."""
     if claims:
         connection.execute(
@@ -195,6 +196,7 @@ def give_back(connection: Connection, claims: Sequence[Claim], *, owner: str) ->
             .where(is_one_of(connection, _MESSAGE.seq, _seqs(claims)), _MESSAGE.claimed_by == owner)
             .values(claimed_by=None, claimed_until_ms=None)
         )
+        notices.announce(connection, min(ceil_ms(claim.message.deliver_at) for claim in claims), now_ms=now_ms)
 
 
 def divide(claims: Sequence[Claim], *, unconfirmed: Collection[str]) -> tuple[list[Claim], list[Claim]]:
@@ -207,7 +209,7 @@ def divide(claims: Sequence[Claim], *, unconfirmed: Collection[str]) -> tuple[li
 def settle(connection: Connection, *, sent: Sequence[Claim], unsent: Sequence[Claim], owner: str, now_ms: int) -> None:
     """End claims: mark what was sent, and schedule the rest again."""
     mark_dispatched(connection, sent, now_ms=now_ms)
-    give_back(connection, unsent, owner=owner)
+    give_back(connection, unsent, owner=owner, now_ms=now_ms)
 
 
 def rescue_stale(connection: Connection, *, now_ms: int, limit: int) -> int:

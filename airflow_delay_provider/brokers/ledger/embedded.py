@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from airflow_delay_provider.brokers.consumer import BATCH, Bound, SharedConsumer, View
-from airflow_delay_provider.brokers.ledger import channels, delivery, journal, listing, replay, scheduling
+from airflow_delay_provider.brokers.ledger import channels, delivery, journal, listing, notices, replay, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.brokers.ledger.records import StoredRow
@@ -59,6 +59,8 @@ class LedgerBroker(Broker):
         due = {row.seq for row in fresh.values() if send_now or row.deliver_at_ms <= now_ms}
         if not send_now and any(message.key is not None for message in messages):
             due -= delivery.behind_earlier(connection, sorted(due), destination=self.destination, now_ms=now_ms)
+        if waiting := [row.deliver_at_ms for row in fresh.values() if row.seq not in due]:
+            notices.announce(connection, min(waiting), now_ms=now_ms)
         claims = self._dispatch_due(connection, sorted(due))
         replaced = Outcome.REPLACED if on_conflict is OnConflict.REPLACE else Outcome.SCHEDULED
         return [_receipt(message, fresh.get(message.id), due, replaced) for message in messages], claims

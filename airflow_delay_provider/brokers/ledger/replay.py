@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, exists, func, select, update
 from sqlalchemy.sql import ColumnElement
 
-from airflow_delay_provider.brokers.ledger import journal
+from airflow_delay_provider.brokers.ledger import journal, notices
 from airflow_delay_provider.brokers.ledger.dialect import contains, is_one_of, take
 from airflow_delay_provider.brokers.ledger.records import AnyRow, StoredRow
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
@@ -63,6 +63,7 @@ def replay(
         )
         .returning(_MESSAGE.seq, _MESSAGE.id, _MESSAGE.channel, _MESSAGE.destination)
     ).all()
+    notices.announce(connection, now_ms, now_ms=now_ms)
     journal.add_counts(connection, record_return(connection, rows, now_ms=now_ms, reason=REASON))
     return list(rows)
 

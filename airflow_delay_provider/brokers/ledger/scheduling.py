@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, exists, null, select, true, update
 
-from airflow_delay_provider.brokers.ledger import fold, journal, replay
+from airflow_delay_provider.brokers.ledger import fold, journal, notices, replay
 from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
@@ -95,6 +95,7 @@ def change_waiting(
     }
     if deliver_at_ms is not None:
         values["deliver_at_ms"] = deliver_at_ms
+        notices.announce(connection, deliver_at_ms, now_ms=now_ms)
     changed = connection.execute(
         update(scheduled_message)
         .where(

@@ -124,7 +124,7 @@ def test_messages_that_were_not_sent_are_released_and_claimed_again(ledger: Ledg
     """B34, B36"""
     first, second = stored(ledger, -2, -1)
     claims = claim(ledger, owner="one")
-    ledger.transact(lambda c: delivery.give_back(c, claims[1:], owner="one"))
+    ledger.transact(lambda c: delivery.give_back(c, claims[1:], owner="one", now_ms=NOW_MS))
     assert claimed(claim(ledger, owner="two")) == [second.id]
     assert rows.state(ledger, first) is State.SCHEDULED
 
@@ -135,7 +135,7 @@ def test_a_dispatcher_never_releases_the_later_claim_of_another(ledger: Ledger):
     lost = claim(ledger, owner="one")
     rescue(ledger, NOW_MS + 2 * MINUTE_MS)
     claim(ledger, owner="two", now_ms=NOW_MS + 2 * MINUTE_MS)
-    ledger.transact(lambda c: delivery.give_back(c, lost, owner="one"))
+    ledger.transact(lambda c: delivery.give_back(c, lost, owner="one", now_ms=NOW_MS))
     assert claim(ledger, owner="three", now_ms=NOW_MS + 2 * MINUTE_MS) == []
 
 
@@ -162,7 +162,7 @@ def test_a_rescued_message_can_be_cancelled(ledger: Ledger):
 
 
 def test_without_claims_nothing_is_released_or_marked(ledger: Ledger):
-    ledger.transact(lambda c: delivery.give_back(c, [], owner="one"))
+    ledger.transact(lambda c: delivery.give_back(c, [], owner="one", now_ms=NOW_MS))
     assert ledger.transact(lambda c: delivery.mark_dispatched(c, [], now_ms=NOW_MS)) == 0
 
 

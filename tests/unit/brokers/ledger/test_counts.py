@@ -188,7 +188,7 @@ class Life:
             self.ledger.transact(lambda c: delivery.mark_dispatched(c, sent, now_ms=self.now_ms))
             if dead:
                 self.ledger.transact(lambda c: delivery.mark_dead(c, dead, now_ms=self.now_ms, reason="no"))
-            self.ledger.transact(lambda c: delivery.give_back(c, back, owner="o"))
+            self.ledger.transact(lambda c: delivery.give_back(c, back, owner="o", now_ms=NOW_MS))
         self.ledger.transact(lambda c: delivery.rescue_stale(c, now_ms=self.now_ms, limit=10))
 
     def prune(self) -> None:
