@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sqlalchemy import Connection, exists, func, literal, select, tuple_, update
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql import ColumnElement, FromClause, Select
 
 from airflow_delay_provider.brokers.ledger import journal, notices
-from airflow_delay_provider.brokers.ledger.dialect import is_one_of, lock_until_commit, take, upsert_into
+from airflow_delay_provider.brokers.ledger.dialect import is_one_of, lock_free_rows, take, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
 from airflow_delay_provider.brokers.ledger.tables import channel_message, message_count, scheduled_message
 from airflow_delay_provider.domain.clock import ceil_ms
@@ -22,8 +22,7 @@ _WAITS = _MESSAGE.state == State.SCHEDULED.value
 _HERE = _MESSAGE.destination.is_(None)
 #: Always true for embedded messages.
 _HELD_BY_LEDGER = _MESSAGE.held_by_broker == 0
-#: One transaction at a time takes due messages, so that no message overtakes an earlier one of its key.
-_TAKE_DUE_LOCK = 5_390_117_423
+_IS_KEYED = _MESSAGE.key.is_not(None).label("is_keyed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +67,13 @@ def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[AnyR
 
     Moving, marking, journal and counts are one transaction: a message is in its channel exactly when it is marked.
     """
-    lock_until_commit(connection, _TAKE_DUE_LOCK)
     due = (
-        select(_MESSAGE.seq)
+        select(_MESSAGE.seq, _IS_KEYED)
         .where(_WAITS, _HERE, _MESSAGE.deliver_at_ms <= now_ms)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit)
     )
-    return deliver_now(connection, take(connection, due), now_ms=now_ms)
+    return deliver_now(connection, _take_in_order(connection, due), now_ms=now_ms)
 
 
 def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> list[AnyRow]:
@@ -99,9 +97,7 @@ def behind_earlier(
         return set()
     earlier = scheduled_message.alias("earlier")
     waits = exists().where(
-        earlier.c.state == State.SCHEDULED.value,
-        earlier.c.destination.is_(None) if destination is None else earlier.c.destination == destination,
-        earlier.c.held_by_broker == 0,
+        *_waits_at(earlier, destination),
         earlier.c.channel == _MESSAGE.channel,
         earlier.c.key == _MESSAGE.key,
         earlier.c.deliver_at_ms <= now_ms,
@@ -129,7 +125,6 @@ def claim_due(
 
     :param channels: only these, one after the other; messages of others cost nothing. None is all.
     """
-    lock_until_commit(connection, _TAKE_DUE_LOCK)
     earlier = scheduled_message.alias("earlier")
     overtakes = exists().where(
         earlier.c.claimed_until_ms.is_not(None),
@@ -139,18 +134,46 @@ def claim_due(
         tuple_(earlier.c.deliver_at_ms, earlier.c.seq) < tuple_(_MESSAGE.deliver_at_ms, _MESSAGE.seq),
     )
     due = (
-        select(_MESSAGE.seq)
+        select(_MESSAGE.seq, _IS_KEYED)
         .where(_is_unclaimed_for(destination), _MESSAGE.deliver_at_ms <= now_ms, ~overtakes)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
     )
     if channels is None:
-        seqs = take(connection, due.limit(limit))
+        seqs = _take_in_order(connection, due.limit(limit), destination=destination)
     else:
         seqs = []
         for channel in channels:
             if len(seqs) < limit:
-                seqs += take(connection, due.where(_MESSAGE.channel == channel).limit(limit - len(seqs)))
+                of_channel = due.where(_MESSAGE.channel == channel).limit(limit - len(seqs))
+                seqs += _take_in_order(connection, of_channel, destination=destination)
     return claim_now(connection, seqs, owner=owner, until_ms=until_ms)
+
+
+def _take_in_order(connection: Connection, due: Select[int, bool], *, destination: str | None = None) -> list[int]:
+    """Lock due messages that nobody else has locked, without those that would overtake an earlier one of their key.
+
+    No dispatcher waits for another one. An earlier message of the same channel and key that another transaction has
+    taken is still scheduled for this one until that commits: so the later one is left for the next time.
+    """
+    taken = lock_free_rows(connection, due)
+    seqs = [row.seq for row in taken]
+    # SQLite has one writer at a time, so nothing is taken meanwhile.
+    if connection.dialect.name == "sqlite" or not any(row.is_keyed for row in taken):
+        return seqs
+    mine, earlier = scheduled_message.alias("mine"), scheduled_message.alias("earlier")
+    is_mine = is_one_of(connection, mine.c.seq, seqs)
+    overtakes = exists().where(
+        *_waits_at(earlier, destination),
+        # Bounds the rows that are read to those before the last one that was taken.
+        earlier.c.deliver_at_ms <= select(func.max(mine.c.deliver_at_ms)).where(is_mine).scalar_subquery(),
+        earlier.c.channel == _MESSAGE.channel,
+        earlier.c.key == _MESSAGE.key,
+        tuple_(earlier.c.deliver_at_ms, earlier.c.seq) < tuple_(_MESSAGE.deliver_at_ms, _MESSAGE.seq),
+        ~is_one_of(connection, earlier.c.seq, seqs),
+    )
+    too_soon = select(_MESSAGE.seq).where(is_one_of(connection, _MESSAGE.seq, seqs), overtakes)
+    left = set(connection.execute(too_soon).scalars())
+    return [seq for seq in seqs if seq not in left]
 
 
 def claim_now(connection: Connection, seqs: Sequence[int], *, owner: str, until_ms: int) -> list[Claim]:
@@ -287,6 +310,16 @@ def _count(connection: Connection, moved: Sequence[AnyRow], state: State) -> Non
 
 def _is_unclaimed_for(destination: str) -> ColumnElement[bool]:
     return _WAITS & (_MESSAGE.destination == destination) & _MESSAGE.claimed_until_ms.is_(None) & _HELD_BY_LEDGER
+
+
+def _waits_at(table: FromClause, destination: str | None) -> list[ColumnElement[bool]]:
+    """Match messages that the ledger holds for a destination and that are not dispatched, claimed or not."""
+    columns = table.c
+    return [
+        columns.state == State.SCHEDULED.value,
+        columns.destination.is_(None) if destination is None else columns.destination == destination,
+        columns.held_by_broker == 0,
+    ]
 
 
 def _seqs(claims: Iterable[Claim]) -> list[int]:

@@ -38,7 +38,7 @@ from sqlalchemy.sql import Select
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import ReturningInsert
 
-from airflow_delay_provider.brokers.ledger.records import StoredRow, stored_row
+from airflow_delay_provider.brokers.ledger.records import AnyRow, StoredRow, stored_row
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
 Upsert = sqlite.Insert | postgresql.Insert
@@ -147,11 +147,16 @@ def contains(connection: Connection, column: ColumnElement[Any], text: str) -> C
 
 
 def take(connection: Connection, query: Select[int]) -> list[int]:
-    """Lock the rows that ``query`` finds and no other transaction has locked, and return their numbers.
+    """Lock the rows that ``query`` finds and no other transaction has locked, and return their numbers."""
+    return [row[0] for row in lock_free_rows(connection, query)]
+
+
+def lock_free_rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> Sequence[AnyRow]:
+    """Lock the rows that ``query`` finds and no other transaction has locked, and return them.
 
     A step of its own: PostgreSQL may run a locking subquery of an UPDATE more than once and pass over its LIMIT.
     """
-    return list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
+    return connection.execute(query.with_for_update(skip_locked=True)).all()
 
 
 def writing_transaction(connection: Connection) -> ColumnElement[int]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
+from sqlalchemy.engine import make_url
 
 from airflow_delay_provider.brokers.ledger import delivery, listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
@@ -166,18 +169,69 @@ def test_without_claims_nothing_is_released_or_marked(ledger: Ledger):
     assert ledger.transact(lambda c: delivery.mark_dispatched(c, [], now_ms=NOW_MS)) == 0
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_while_a_claimed_message_is_locked_others_are_claimed(postgres_url: str, lost: bool):
-    """B32: a dispatcher never waits for the transaction of another one."""
-    ledger = Ledger(postgres_url)
-    stored(ledger, -3, -2)
+def impatient_ledger(postgres_url: str) -> Ledger:
+    """Return a ledger in which a statement that waits for another transaction fails."""
+    return Ledger(make_url(postgres_url).update_query_dict({"options": "-c lock_timeout=300ms"}))
+
+
+@contextmanager
+def claiming(postgres_url: str) -> Iterator[tuple[Ledger, list[str], Connection]]:
+    """Yield a ledger, what another dispatcher has claimed of it, and the transaction in which it does so."""
+    ledger = impatient_ledger(postgres_url)
+    stored(ledger, -3, -2, -1)
     with ledger.engine.connect() as connection:
         first = delivery.claim_due(
-            connection, destination="rabbit", owner="slow", now_ms=NOW_MS, until_ms=NOW_MS, limit=1
+            connection, destination="rabbit", owner="slow", now_ms=NOW_MS, until_ms=NOW_MS + MINUTE_MS, limit=1
         )
-        assert len(first) == 1
-        connection.rollback() if lost else connection.commit()
-    assert len(claim(ledger, owner="quick")) == (2 if lost else 1)
+        yield ledger, claimed(first), connection
+    ledger.close()
+
+
+def test_a_dispatcher_does_not_wait_until_another_one_has_committed_its_claim(postgres_url: str):
+    """B32"""
+    with claiming(postgres_url) as (ledger, first, connection):
+        others = claimed(claim(ledger, owner="quick"))
+        assert len(others) == 2
+        assert set(first).isdisjoint(others)
+        connection.commit()
+
+
+def test_what_a_dispatcher_claimed_and_did_not_commit_is_claimed_by_others(postgres_url: str):
+    """B37"""
+    with claiming(postgres_url) as (ledger, first, connection):
+        connection.rollback()
+        assert claimed(claim(ledger, owner="quick"))[0] == first[0]
+
+
+@pytest.mark.parametrize("channels", [None, ["orders", "refunds"]])
+def test_a_message_does_not_overtake_one_of_its_key_that_is_being_claimed(
+    postgres_url: str, channels: list[str] | None
+):
+    """B53, B62: the claim is not committed, so it is still invisible."""
+    ledger = impatient_ledger(postgres_url)
+    first, _second = stored(ledger, -3, -2, key="k")
+    other_key, elsewhere = stored(ledger, -1, key="other")[0], stored(ledger, -1, key="k", channel="refunds")[0]
+    options = {"destination": "rabbit", "channels": channels, "now_ms": NOW_MS, "until_ms": NOW_MS + MINUTE_MS}
+    with ledger.engine.connect() as connection:
+        assert claimed(delivery.claim_due(connection, owner="one", limit=1, **options)) == [first.id]
+        taken = ledger.transact(delivery.claim_due, owner="two", limit=100, **options)
+        assert set(claimed(taken)) == {other_key.id, elsewhere.id}
+        connection.commit()
+    assert claim(ledger, owner="two") == []
+    ledger.close()
+
+
+def test_a_message_does_not_overtake_one_of_its_key_that_enters_its_embedded_channel(postgres_url: str):
+    """B53, B62"""
+    ledger = impatient_ledger(postgres_url)
+    rows.insert(ledger, messages(-4, -3, key="k"))
+    rows.insert(ledger, messages(-2, key="k", channel="refunds"))
+    with ledger.engine.connect() as connection:
+        assert len(delivery.deliver_due(connection, now_ms=NOW_MS, limit=1)) == 1
+        assert rows.deliver(ledger) == 1
+        connection.commit()
+    assert rows.count(ledger, channel="refunds") == {State.DISPATCHED: 1}
+    assert rows.deliver(ledger) == 1
     ledger.close()
 
 
