@@ -1,8 +1,8 @@
 """``python -m tools.wheel_matrix``: installs the wheel alone, with each extra, on each Python, and uses it.
 
 Each combination gets a new environment with the newest versions that the wheel allows, not those of constraints.txt.
-There a DAG is parsed, a message is scheduled, dispatched and received, and a Spark job with a Python function runs where
-the extra is for that. The table at the end names what each combination did; the exit code is 1 if one failed.
+There a DAG is parsed, a message is scheduled, dispatched and received, and with Spark a job with a Python UDF runs.
+The table at the end names what each combination did; the exit code is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def use(wheel: Path, python: Path, extra: str) -> str:
     with tempfile.TemporaryDirectory(prefix="delay-wheel-") as scratch:
         folder = Path(scratch)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
-        environment |= {"AIRFLOW_HOME": str(folder / "airflow"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        # As in an activated environment: Spark's workers run the first python3 of the path.
+        path = f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        environment |= {"AIRFLOW_HOME": str(folder / "airflow"), "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path}
         wanted = f"airflow-delay-provider[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
         (folder / "use.py").write_text(USE)
         venv = folder / "venv"

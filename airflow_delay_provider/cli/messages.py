@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from airflow_delay_provider.brokers.ledger import channels as channels_of_ledger
 from airflow_delay_provider.brokers.ledger import heartbeats, listing
 from airflow_delay_provider.cli.exit_codes import command
 from airflow_delay_provider.cli.options import listing_of, open_hook, open_listing
@@ -99,19 +100,23 @@ def status(args: Namespace) -> None:
             by_channel = (
                 listing.count_by_channel(connection, destination=destination) if channel is None else {channel: total}
             )
-            channels = [
+            channels: list[dict[str, Any]] = [
                 {"channel": name, **_waiting(connection, name, destination, states, now)}
                 for name, states in by_channel.items()
             ]
             overall = _waiting(connection, channel, destination, total, now)
+            depths = channels_of_ledger.depths(connection, channel) if destination is None else {}
             dispatchers = heartbeats.read_dispatchers(connection)
         warning = find_dispatcher_warning(hook)
+    for row in channels:
+        row["in_channel"] = depths.get(row["channel"])
+    overall["in_channel"] = sum(depths.values()) if depths else None
     undelivered = _undelivered(args.conn_id, channel)
     if args.output == "json":
         shown = [_dispatcher_fields(each) for each in dispatchers]
         print_document(overall | {"channels": channels, "dispatchers": shown, "warning": warning} | undelivered)
         return
-    columns = ("channel", *(state.name for state in State), "next_due", "overdue_seconds")
+    columns = ("channel", *(state.name for state in State), "in_channel", "next_due", "overdue_seconds")
     rows = [*channels, {"channel": "(all)", **overall}] if channel is None else channels
     print_table(columns, [[(row | row["counts"])[name] for name in columns] for row in rows])
     for name, n in sorted((undelivered.get("refused") or {}).items()):

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: A loop is stalled if it has not finished a run for this long.
 STALLED_SECONDS = 60.0
+#: A run that takes this long will not end: time-outs of brokers and databases are shorter. Only a restart helps.
+HUNG_SECONDS = 600.0
 
 
 class Loop(Protocol):
@@ -76,6 +78,10 @@ class LoopHealth:
     #: The longest pause it has asked for, in seconds.
     pause: float = 0.0
     began_at: float = field(default_factory=time.monotonic)
+    #: When the current run began; None between runs.
+    busy_since: float | None = None
+    #: Whether a run has ended, even if it failed.
+    has_run: bool = False
     #: The end of the last successful run.
     ended_at: float | None = None
     failures: int = 0
@@ -109,6 +115,12 @@ class LoopHealth:
         """Whether the current run takes too long."""
         since = self.began_at if self.ended_at is None else self.ended_at
         return time.monotonic() - since >= STALLED_SECONDS + self.pause
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the current run will not end by itself."""
+        since = self.busy_since
+        return since is not None and time.monotonic() - since >= HUNG_SECONDS
 
     @property
     def seconds_since_success(self) -> float | None:
@@ -151,6 +163,12 @@ class LoopThread:
         self._noticed.set()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it goes on running, as far as known, or has ended as it should."""
+        has_thread = self._thread.is_alive() or self._is_over or self._stop.is_set()
+        return has_thread and not self.health.is_hung
+
+    @property
     def has_ended(self) -> bool:
         """Whether the loop has ended by itself."""
         return not self._thread.is_alive() and self._is_over
@@ -181,10 +199,13 @@ class LoopThread:
             self._stop.wait(max(0.0, next_run - time.monotonic()))
 
     def _run_guarded(self, run_once: Callable[[], float]) -> float:
+        self.health.busy_since = time.monotonic()
         try:
             pause = run_once()
         except Exception as error:  # noqa: BLE001 - the next run may succeed
             return self._record_failure(error)
+        finally:
+            self.health.busy_since, self.health.has_run = None, True
         if self.health.failures:
             log.info("%s succeeds again after %d failures", self.loop.name, self.health.failures)
         self.health.failures, self.health.error = 0, None
@@ -259,7 +280,7 @@ class Context:
 
     def report_dispatched(self, by_channel: Mapping[str, int], lateness_ms: Sequence[int]) -> None:
         """Report dispatched messages to the observers."""
-        if not lateness_ms:
+        if not by_channel:
             return
         for observer in self.observers:
             observer.dispatched(by_channel, lateness_ms)

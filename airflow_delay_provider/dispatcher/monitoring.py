@@ -1,4 +1,4 @@
-"""Metrics and health of the dispatcher, and ``/health`` and ``/metrics`` over HTTP."""
+"""Metrics and health of the dispatcher over HTTP: ``/live``, ``/ready``, ``/health`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -72,24 +72,29 @@ class PrometheusObserver:
 
 
 class HealthServer:
-    """Serves ``/health`` (200 if all is well, otherwise 503) and the metrics for Prometheus.
+    """Serves the metrics for Prometheus, and reports that answer with 200 if all is well, and otherwise with 503.
 
     If another dispatcher of this machine uses the default port, the next free one of the following nine is taken.
     """
 
     def __init__(
-        self, host: str, port: int, *, health: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]
+        self, host: str, port: int, *, reports: Mapping[str, Callable[[], dict[str, Any]]], metrics: Callable[[], bytes]
     ) -> None:
+        """Listen on the port.
+
+        :param reports: functions by path; each result says under ``well`` whether all is.
+        """
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                match self.path.partition("?")[0]:
-                    case "/health":
-                        report = health()
-                        self._answer(200 if report["well"] else 503, "application/json", json.dumps(report).encode())
-                    case "/metrics":
-                        self._answer(200, CONTENT_TYPE_LATEST, metrics())
-                    case _:
-                        self._answer(404, "text/plain", b"try /health or /metrics\n")
+                path = self.path.partition("?")[0]
+                if path in reports:
+                    report = reports[path]()
+                    self._answer(200 if report["well"] else 503, "application/json", json.dumps(report).encode())
+                elif path == "/metrics":
+                    self._answer(200, CONTENT_TYPE_LATEST, metrics())
+                else:
+                    self._answer(404, "text/plain", f"try {', '.join(reports)} or /metrics\n".encode())
 
             def _answer(self, status: int, content_type: str, body: bytes) -> None:
                 self.send_response(status)

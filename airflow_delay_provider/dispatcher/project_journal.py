@@ -66,5 +66,5 @@ class ProjectJournal:
         self._context.report_dispatched(
             Counter(entry.channel for entry in recent),
             # Clocks of brokers differ; no message is early.
-            [max(0, floor_ms(entry.at) - ceil_ms(entry.deliver_at)) for entry in recent],
+            [max(0, floor_ms(entry.at) - ceil_ms(entry.deliver_at)) for entry in recent if entry.lateness is not None],
         )

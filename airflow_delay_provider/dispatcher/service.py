@@ -82,11 +82,12 @@ class Dispatcher:
         with ledger.read():
             log.info("Dispatcher %s serves the ledger at %s", self.config.owner, ledger.name)
         if self.config.health_port is not None:
+            reports = {"/live": self.liveness, "/ready": self.readiness, "/health": self.health}
             self._health_server = HealthServer(
-                self.config.health_host, self.config.health_port, health=self.health, metrics=self.metrics
+                self.config.health_host, self.config.health_port, reports=reports, metrics=self.metrics
             )
             self._health_server.start()
-            log.info("Health and metrics at %s/health and /metrics", self.health_url)
+            log.info("Health and metrics at %s/health, /live, /ready and /metrics", self.health_url)
         loops: list[Loop] = [
             DispatchEmbedded(self._context),
             RescueStale(self._context),
@@ -148,8 +149,22 @@ class Dispatcher:
             if f"dispatch_to_brokers:{destination}" not in self._threads:
                 self._start_loop(DispatchToBrokers(self._context, destination, self._open_broker))
 
+    def liveness(self) -> dict[str, Any]:
+        """Return what ``/live`` shows: it is not well if only a restart can help, because a loop is dead or hung."""
+        dead = [name for name, thread in list(self._threads.items()) if not thread.is_alive]
+        return {"well": not dead, "loops": dead}
+
+    def readiness(self) -> dict[str, Any]:
+        """Return what ``/ready`` shows: well while the loops of the ledger work.
+
+        Loops of single connections do not count: if one fails, the others are served.
+        """
+        of_ledger = {name: thread.health for name, thread in list(self._threads.items()) if ":" not in name}
+        waiting = [name for name, health in of_ledger.items() if not (health.has_run and health.well)]
+        return {"well": self._heartbeat.name in of_ledger and not waiting, "loops": waiting}
+
     def health(self) -> dict[str, Any]:
-        """Return what ``/health`` shows."""
+        """Return what ``/health`` shows: well only if every loop is."""
         loops = {name: thread.health.as_dict() for name, thread in list(self._threads.items())}
         return {
             "well": all(loop["well"] for loop in loops.values()),

@@ -76,6 +76,10 @@ def outcome_of(change: Change) -> State:
     return next(to for (_, what), to in TRANSITIONS.items() if what is change)
 
 
+#: The reason of a dispatch whose time is unknown; its entry has the earliest possible one.
+TIME_UNKNOWN = (
+    "it was dispatched at this time or later: the broker does not record when, and the journal was not read at once"
+)
 #: Changes that end the delay of a message.
 FINAL_CHANGES = frozenset({Change.DISPATCHED, Change.CANCELLED, Change.DEAD_LETTERED, Change.PARKED})
 
@@ -97,6 +101,6 @@ class JournalEntry:
     message: Message | None = None
 
     @property
-    def lateness(self) -> timedelta:
-        """How long after its due time the change happened."""
-        return self.at - self.deliver_at
+    def lateness(self) -> timedelta | None:
+        """How long after its due time the change happened; None if that is unknown."""
+        return None if self.reason == TIME_UNKNOWN else self.at - self.deliver_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.port import Broker, Receipt
     from airflow_delay_provider.domain.arguments import OnConflict
     from airflow_delay_provider.domain.message import Message
+
+log = logging.getLogger(__name__)
 
 #: Where the state of a task holds the confirmed messages.
 KEY = "delay_confirmed"
@@ -167,6 +170,11 @@ def schedule_once(
     from airflow_delay_provider.brokers.port import Outcome, Receipt
 
     broker.check_messages(messages)
+    if _forgets_on_success():
+        log.warning(
+            "[state_store] clear_on_success is set, so Airflow forgets what this task has scheduled when it succeeds."
+            " If you clear it then, it schedules its messages again. Unset the option, or use hold='ledger'"
+        )
     receipts: list[Receipt] = []
     for start in range(0, len(messages), BATCH):
         positions = range(start, min(start + BATCH, len(messages)))
@@ -190,6 +198,12 @@ def schedule_once(
             for position in positions
         ]
     return receipts
+
+
+def _forgets_on_success() -> bool:
+    from airflow.sdk.configuration import conf
+
+    return bool(conf.getboolean("state_store", "clear_on_success", fallback=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -173,6 +173,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         self._store(context, history)
         self._ticket_id = ticket.id
         with translate_errors(), self._open_tickets() as tickets:
+            ticket = ticket.accepted_by(tickets.hook.get_conn())
             since = tickets.schedule(ticket)
         self._log_ticket(context, history, ticket)
         self.defer(

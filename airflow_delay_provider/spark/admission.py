@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delay_provider.domain.backoff import Backoff
 from airflow_delay_provider.domain.clock import SystemClock
-from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, InvalidMessageError
 from airflow_delay_provider.spark.cluster.address import find_cluster
 from airflow_delay_provider.spark.cluster.health_check import check_cluster
 from airflow_delay_provider.spark.tickets import Ticket, WaitsFor
@@ -244,7 +244,12 @@ class RetryAdmission(BrokerThread):
         for request in list(self._requests):
             batches[request.target].append(request)
         for target, batch in batches.items():
-            self._admit_batch(hook, target, batch)
+            try:
+                self._admit_batch(hook, target, batch)
+            except (ConfigurationError, InvalidMessageError) as error:
+                # It stays wrong, and must not hold up the tickets of other clusters.
+                for request in batch:
+                    self.call_on_loop(_set_error, request, error)
             # Only now: after an error the next round handles them again, with the same ids.
             for request in batch:
                 with suppress(ValueError):
@@ -257,16 +262,11 @@ class RetryAdmission(BrokerThread):
 
     def _admit_batch(self, hook: DelayHook, target: RetryTarget, batch: Sequence[_Request]) -> None:
         broker = hook.get_conn()
-        try:
-            decisions = _decide(_circuit(hook, find_cluster(target.spark_conn_id, check=target.check)), batch)
-        except ConfigurationError as error:
-            for request in batch:
-                self.call_on_loop(_set_error, request, error)
-            return
+        decisions = _decide(_circuit(hook, find_cluster(target.spark_conn_id, check=target.check)), batch)
         now = broker.clock.now()
         # A cluster that is down is down also when its next check has become due meanwhile.
         extended = {
-            request: _extend(request.ticket, decision)
+            request: _extend(request.ticket, decision).accepted_by(broker)
             for request, decision in decisions.items()
             if decision.down or decision.at > now
         }

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +21,7 @@ from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.task import cancel_in_time
 
 if TYPE_CHECKING:
+    from airflow_delay_provider.brokers.port import Broker
     from airflow_delay_provider.spark.retries import History
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ DEFAULT_CHANNEL = "delay.retries"
 DEFAULT_DEAD_LETTER_CHANNEL = "delay.retries.dead"
 #: How many used tickets a task that comes back removes from their channel.
 SWEEP = 100
+#: How long it may take from choosing a delivery time to scheduling the ticket.
+MARGIN = timedelta(seconds=1)
 
 
 class WaitsFor(StrEnum):
@@ -79,6 +82,13 @@ class Ticket:
     def extended(self, deliver_at: datetime, waits_for: WaitsFor) -> Ticket:
         """Return the ticket that follows when the job cannot be submitted yet."""
         return replace(self, deliver_at=deliver_at, waits_for=waits_for, extension=self.extension + 1)
+
+    def accepted_by(self, broker: Broker) -> Ticket:
+        """Return the ticket, later if need be: the connection may accept no delay as short as that."""
+        shortest = broker.limits.min_delay
+        if not shortest:
+            return self
+        return replace(self, deliver_at=max(self.deliver_at, broker.clock.now() + shortest + MARGIN))
 
     def as_message(self, channel: str) -> Message:
         """Return the message for a broker."""

@@ -203,6 +203,6 @@ def _describe(entry: JournalEntry) -> dict[str, Any]:
     described: dict[str, Any] = {
         "change": entry.change.value,
         "at": entry.at.isoformat(),
-        "lateness_ms": entry.lateness // ONE_MS,
+        "lateness_ms": None if entry.lateness is None else entry.lateness // ONE_MS,
     }
     return described | ({"reason": entry.reason} if entry.reason else {})

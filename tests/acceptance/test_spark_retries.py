@@ -191,8 +191,8 @@ def test_a_job_that_would_fail_again_fails_at_the_first_attempt_with_the_reason_
 
 @pytest.fixture(scope="module")
 def patient(begin: Begin) -> list[Job]:
-    """Three jobs whose tickets are due in an hour."""
-    jobs = [begin("source", dag_id="spark_patient", prepare=reading_from(free_port())) for _ in range(3)]
+    """Four jobs whose tickets are due in an hour."""
+    jobs = [begin("source", dag_id="spark_patient", prepare=reading_from(free_port())) for _ in range(4)]
     for job in jobs:
         job.wait_until_deferred()
     return jobs
@@ -202,7 +202,7 @@ def test_waiting_tasks_take_no_slot_no_process_and_no_connection_of_their_own(
     patient: list[Job], airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
 ) -> None:
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
-    assert [running_with(str(job.folder)) for job in patient] == [[], [], []]
+    assert [running_with(str(job.folder)) for job in patient] == [[], [], [], []]
     # One for the journal and one for admission, however many wait.
     assert connections_to_ledger(airflow.components["triggerer"], broker) <= 2
 
@@ -218,14 +218,15 @@ def connections_to_ledger(component: Component, broker: EmbeddedBroker) -> int:
 def test_tickets_are_listed_expedited_and_given_up(
     patient: list[Job], airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
 ) -> None:
-    expedited, given_up, marked = patient
+    expedited, given_up, *marked = patient
     listed = {each["run_id"]: each for each in retries(airflow)["retries"]}
     ticket = listed[expedited.run.run_id]
     assert (ticket["attempt"], ticket["verdict"], ticket["waits_for"]) == (2, "transient", "backoff")
     assert "refused" in ticket["reason"]
 
-    airflow.wait_for(lambda: marked.run.is_with_triggerer("job"), what="the triggerer has taken over", seconds=60)
-    api.mark(marked.run.dag_id, marked.run.run_id, "job", "failed")
+    for job, state in zip(marked, ("failed", "success"), strict=True):
+        airflow.wait_for(lambda job=job: job.run.is_with_triggerer("job"), what="a triggerer has it", seconds=60)
+        api.mark(job.run.dag_id, job.run.run_id, "job", state)
     with source(int((expedited.folder / "port").read_text())):
         retries(airflow, "--run-id", expedited.run.run_id, "--expedite")
         retries(airflow, "--run-id", given_up.run.run_id, "--give-up", "--yes")
@@ -237,9 +238,10 @@ def test_tickets_are_listed_expedited_and_given_up(
 
     def ended() -> bool:
         with broker.ledger.read() as connection:
-            return listing.get(connection, listed[marked.run.run_id]["message_id"]).state is State.CANCELLED
+            states = {listing.get(connection, listed[job.run.run_id]["message_id"]).state for job in marked}
+        return states == {State.CANCELLED}
 
-    airflow.wait_for(ended, what="the ticket of a task that a user ended is cancelled", seconds=60)
+    airflow.wait_for(ended, what="the tickets of tasks that a user ended are cancelled", seconds=60)
     assert retries(airflow)["retries"] == []
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.arguments import Limits
+from airflow_delay_provider.domain.lifecycle import JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message
 
 ResultT = TypeVar("ResultT")
@@ -33,6 +34,8 @@ class Abilities:
     visibility: bool = True
     #: Consumers side by side share single messages; otherwise they share partitions of a channel.
     shares_messages: bool = True
+    #: The journal has the time of each dispatch, for late readers too.
+    records_times: bool = True
 
 
 class BrokerHarness:
@@ -155,6 +158,13 @@ class BrokerHarness:
     def assert_waits(self, message: Message) -> None:
         """The message is not in its channel before it is due."""
         self.assert_nothing_before(lambda: self.broker.clock.now() >= message.deliver_at, message.channel)
+
+    def assert_lateness(self, dispatched: JournalEntry) -> None:
+        """The lateness of a dispatch is right, or unknown where a broker tells it only to readers who are there."""
+        if dispatched.lateness is None:
+            assert not self.abilities.records_times
+        else:
+            assert timedelta(0) <= dispatched.lateness <= self.patience
 
     def ids_in(self, channel: str, n: int) -> list[str]:
         """Receive and acknowledge the next ``n`` messages of a channel and return their ids."""

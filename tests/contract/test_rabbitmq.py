@@ -22,7 +22,7 @@ from tests.rabbits import ChannelQueues, config_of, counted_looks, require_rabbi
 class RabbitMQHarness(BrokerHarness):
     """A real RabbitMQ with real time: a tick of 100 ms keeps the contract's delays apart."""
 
-    abilities = Abilities(recall=False, knows_ids=False, visibility=False)
+    abilities = Abilities(recall=False, knows_ids=False, visibility=False, records_times=False)
 
     def __init__(self, config: RabbitMQConfig, queues: ChannelQueues) -> None:
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -15,8 +15,9 @@ from airflow_delay_provider.dispatcher.monitoring import PrometheusObserver
 from airflow_delay_provider.dispatcher.options import DispatcherConfig
 from airflow_delay_provider.dispatcher.project_journal import ProjectJournal
 from airflow_delay_provider.domain.clock import SystemClock
-from airflow_delay_provider.domain.lifecycle import Change, State
+from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change, JournalEntry, State
 from airflow_delay_provider.domain.message import Delivery, Message
+from tests.integration.rabbitmq_scene import Scene
 from tests.rabbits import config_of, declare_queue, fresh_vhost
 from tools.servers.component import wait_for
 
@@ -86,3 +87,63 @@ def test_messages_that_rabbitmq_holds_are_followed_from_schedule_to_dead_letter(
     assert all(entry.lateness >= timedelta(0) for entry in history if entry.change is Change.DISPATCHED)
     assert 'delay_dispatched_total{channel="orders"} 2.0' in measured.render().decode()
     assert "delay_lateness_seconds_count 2.0" in measured.render().decode()
+
+
+@pytest.fixture
+def scene(rabbitmq_version: str) -> Iterator[Scene]:
+    with fresh_vhost() as url, Scene(url) as opened:
+        yield opened
+
+
+def follow(scene: Scene, ledger: Ledger) -> None:
+    """Read the journal to its end, as a dispatcher does."""
+    context = Context(ledger=ledger, clock=SystemClock(), config=DispatcherConfig())
+    loop = ProjectJournal(context, "rabbit", lambda _: scene.open())
+    try:
+        while loop.run_once() == 0.0:
+            pass
+    finally:
+        loop.close()
+
+
+def test_a_journal_that_is_read_late_shows_no_wrong_lateness(scene: Scene, rabbitmq_version: str, sqlite_url: str):
+    """RabbitMQ 4 records the second of a dispatch, 3.10 nothing."""
+    ledger = Ledger(sqlite_url)
+    message = scene.message(scene.queue(), after=1)
+    scene.broker.schedule([message])
+    [arrival] = scene.collect(message.channel, 1)
+    late = arrival.at + timedelta(seconds=4)
+    wait_for(lambda: datetime.now(UTC) > late, what="the dispatch is a while ago", seconds=60, interval=0.05)
+
+    def is_dispatched() -> bool:
+        follow(scene, ledger)
+        with ledger.read() as connection:
+            return listing.count_by_state(connection)[State.DISPATCHED] == 1
+
+    wait_for(is_dispatched, what="the dispatch in the ledger", seconds=60, interval=0.05)
+    with ledger.read() as connection:
+        record, entry = listing.get(connection, message.id), listing.get_history(connection, message.id)[-1]
+    if rabbitmq_version == "rabbitmq3":
+        assert (record.dispatched_at, record.lateness, entry.lateness) == (None, None, None)
+        assert entry.reason == TIME_UNKNOWN
+    else:
+        assert record.dispatched_at is not None
+        assert message.deliver_at <= record.dispatched_at <= arrival.at + timedelta(seconds=1)
+    ledger.close()
+
+
+def test_a_late_dispatch_that_is_read_at_once_is_measured(scene: Scene) -> None:
+    late_by = timedelta(seconds=4)
+    message = scene.message(scene.queue(), after=1)
+    end = scene.broker.journal_end()
+    scene.schedule_in_time([message], now=datetime.now(UTC) - late_by)
+    entries: list[JournalEntry] = []
+
+    def is_dispatched() -> bool:
+        entries.extend(scene.broker.read_journal(after=entries[-1].position if entries else end))
+        return any(entry.change is Change.DISPATCHED for entry in entries)
+
+    wait_for(is_dispatched, what="the dispatch in the journal", seconds=60, interval=0.05)
+    lateness = entries[-1].lateness
+    assert lateness is not None
+    assert late_by <= lateness < timedelta(seconds=60)

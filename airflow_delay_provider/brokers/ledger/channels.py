@@ -7,13 +7,13 @@ from itertools import groupby, islice
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sqlalchemy import Connection, case, delete, select, union_all, update
+from sqlalchemy import Connection, case, delete, func, select, union_all, update
 from sqlalchemy.sql import Select
 
 from airflow_delay_provider.brokers.ledger import delivery, journal, notices, scheduling
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of, take
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, message_of
-from airflow_delay_provider.brokers.ledger.tables import channel_message, scheduled_message
+from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, channel_message, message_count, scheduled_message
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import LifecycleError
@@ -44,6 +44,18 @@ def receive(connection: Connection, channel: str, *, limit: int, now_ms: int, vi
 def is_empty(connection: Connection, channel: str, *, now_ms: int) -> bool:
     """Return whether no message could be received now; reads an index."""
     return connection.execute(_visible(channel, now_ms, 1)).first() is None
+
+
+def depths(connection: Connection, channel: str | None = None) -> dict[str, int]:
+    """Return how many messages each embedded channel has: those that were dispatched and are not acknowledged yet.
+
+    It reads an index entry for each of them. Channels that never had a message are missing.
+    """
+    known = select(message_count.c.channel).where(message_count.c.destination == EMBEDDED).distinct()
+    depth = select(_QUEUED.channel, func.count()).group_by(_QUEUED.channel)
+    if channel is not None:
+        known, depth = known.where(message_count.c.channel == channel), depth.where(_QUEUED.channel == channel)
+    return dict.fromkeys(connection.execute(known).scalars(), 0) | {row[0]: row[1] for row in connection.execute(depth)}
 
 
 def peek(connection: Connection, channel: str, *, limit: int, now_ms: int) -> list[Message]:

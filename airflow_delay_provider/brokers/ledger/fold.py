@@ -21,6 +21,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    not_,
     or_,
     select,
     union_all,
@@ -38,7 +39,7 @@ from airflow_delay_provider.brokers.ledger.tables import (
     statistic,
 )
 from airflow_delay_provider.domain.clock import ONE_MS
-from airflow_delay_provider.domain.lifecycle import Change, State, outcome_of
+from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change, State, outcome_of
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 #: Kind of the rows that hold samples of the number of scheduled messages.
@@ -86,14 +87,19 @@ def has_unfolded_entries(connection: Connection) -> ColumnElement[bool]:
 
 def _add_statistics(connection: Connection, entry: Subquery) -> None:
     is_dispatch = entry.c.change == Change.DISPATCHED.value
+    is_unknown = func.coalesce(entry.c.reason, "") == TIME_UNKNOWN
     lateness = entry.c.at_ms - entry.c.deliver_at_ms
     each = (
         select(
             _start(entry.c.at_ms, MINUTE).label("minute_ms"),
             func.coalesce(scheduled_message.c.destination, EMBEDDED).label("destination"),
             entry.c.change.label("kind"),
-            case((is_dispatch, histogram.bucket_of(lateness)), else_=literal_column("0")).label("bucket"),
-            case((is_dispatch, func.abs(lateness)), else_=literal_column("0")).label("ms"),
+            case(
+                (and_(is_dispatch, is_unknown), literal_column(str(histogram.UNKNOWN))),
+                (is_dispatch, histogram.bucket_of(lateness)),
+                else_=literal_column("0"),
+            ).label("bucket"),
+            case((and_(is_dispatch, not_(is_unknown)), func.abs(lateness)), else_=literal_column("0")).label("ms"),
         )
         .join_from(entry, scheduled_message, scheduled_message.c.seq == entry.c.message_seq)
         .subquery()

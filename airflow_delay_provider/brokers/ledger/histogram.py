@@ -16,6 +16,8 @@ _PER_DECADE = (10, 15, 22, 33, 47, 68)
 BOUNDS_MS = (1, 2, 3, 5, 7, *(each * 10**power for power in range(7) for each in _PER_DECADE), _DAY_MS)
 #: The bucket of messages that were dispatched before they were due.
 EARLY = -1
+#: The bucket of messages of which it is not known when they were dispatched.
+UNKNOWN = -2
 #: The bucket of messages that were more than a day late.
 LATER = 10**15
 
@@ -34,11 +36,11 @@ def quantiles(counts: Mapping[int, int], shares: Sequence[float], *, max_ms: int
     """Return the lateness in milliseconds that each share of the messages did not exceed; None without messages.
 
     Inside of a bucket, messages are taken as evenly spread, and none as later than ``max_ms``. Early messages are left
-    out: they are counted by themselves.
+    out: they are counted by themselves. So are those of unknown lateness.
 
     :param shares: in ascending order.
     """
-    late = sorted((bucket, n) for bucket, n in counts.items() if bucket != EARLY and n > 0)
+    late = sorted((bucket, n) for bucket, n in counts.items() if bucket >= 0 and n > 0)
     total = sum(n for _, n in late)
     ranks = [share * total for share in reversed(shares)]
     found: list[float | None] = []

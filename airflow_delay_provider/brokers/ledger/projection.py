@@ -199,6 +199,10 @@ def key_of(entry: JournalEntry) -> EntryKey:
     return entry.change.value, floor_ms(entry.at), ceil_ms(entry.deliver_at)
 
 
+def _dispatched_at_ms(entry: JournalEntry) -> int | None:
+    return None if entry.lateness is None else floor_ms(entry.at)
+
+
 @dataclass(kw_only=True, slots=True)
 class Projected:
     """One message while entries are applied to it."""
@@ -248,7 +252,7 @@ class Projected:
             state=outcome_of(entry.change),
             deliver_at_ms=ceil_ms(entry.deliver_at),
             handled_count=message.handled_count,
-            dispatched_at_ms=floor_ms(entry.at) if entry.change is Change.DISPATCHED else None,
+            dispatched_at_ms=_dispatched_at_ms(entry) if entry.change is Change.DISPATCHED else None,
             updated_at_ms=floor_ms(entry.at),
             first_at_ms=floor_ms(entry.at),
             message=message,
@@ -261,7 +265,7 @@ class Projected:
             return False
         match entry.change:
             case Change.DISPATCHED:
-                self.dispatched_at_ms = floor_ms(entry.at)
+                self.dispatched_at_ms = _dispatched_at_ms(entry)
             case Change.REQUEUED:
                 self.dispatched_at_ms = None
                 self.handled_count = 0 if self.state is State.DEAD else self.handled_count + 1

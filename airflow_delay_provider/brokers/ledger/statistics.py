@@ -40,7 +40,7 @@ class Point:
     early: int
     #: How many messages were scheduled when the interval was last sampled; None: no dispatcher has sampled it.
     depth: int | None
-    #: Lateness in milliseconds; None if nothing was dispatched.
+    #: Lateness in milliseconds of the dispatches whose time is known; None if there is none.
     lateness_p50_ms: float | None
     lateness_p95_ms: float | None
     lateness_p99_ms: float | None
@@ -138,7 +138,7 @@ def _point_of(start_ms: int, figures: Sequence[tuple[str, int, int, int]]) -> Po
         counts[kind] += n
         if kind == Change.DISPATCHED:
             lateness[bucket] = n
-            if bucket != histogram.EARLY:
+            if bucket >= 0:
                 max_ms = max(longest, max_ms or 0)
         elif kind == DEPTH:
             depth = n

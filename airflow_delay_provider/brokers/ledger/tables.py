@@ -190,7 +190,8 @@ statistic = Table(
     Column("destination", String(255), primary_key=True),
     # A change of the journal, or "depth": how many messages were scheduled when the interval was last sampled.
     Column("kind", String(16), primary_key=True),
-    # Of "dispatched": the bucket of the lateness histogram, by its upper bound in milliseconds. Otherwise 0.
+    # Of "dispatched": the bucket of the lateness histogram, by its upper bound in milliseconds. Negative:
+    # early, or of unknown lateness. Otherwise 0.
     Column("bucket", BigInteger, primary_key=True, autoincrement=False),
     Column("n", BigInteger, nullable=False),
     # Of "dispatched": the longest lateness in the bucket. Otherwise 0.

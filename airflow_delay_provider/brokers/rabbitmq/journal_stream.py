@@ -8,17 +8,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_delay_provider.brokers.rabbitmq.dispatch_times import DispatchTimes, offset_of
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
 from airflow_delay_provider.brokers.rabbitmq.names import is_parked_exchange
 from airflow_delay_provider.brokers.rabbitmq.receive import AmqpMessage, ConsumerChannel
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
 from airflow_delay_provider.brokers.rabbitmq.wire import CHANNEL, DecodedMessage, decode_message
 from airflow_delay_provider.domain.exceptions import BrokerError, InvalidMessageError
-from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change, JournalEntry
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.connection import AmqpConnection
@@ -34,7 +36,6 @@ SURE_SECONDS = 5.0
 PARKED_SECONDS = 0.5
 #: A record of a parking comes at most this many records after the dispatch: both are written within milliseconds.
 LOOK_AHEAD = 1000
-ONE_SECOND = timedelta(seconds=1)
 
 #: Offset in the stream, and the index among the entries of one record.
 Position = tuple[int, int]
@@ -73,7 +74,7 @@ def first_offset_since(connection: AmqpConnection, moment: datetime) -> int:
     consumer = _attach(connection, prefetch=1, offset=moment)
     try:
         received = consumer.take(1, wait=FIRST_SECONDS)
-        return _offset(received[0]) if received else last_offset(connection) + 1
+        return offset_of(received[0]) if received else last_offset(connection) + 1
     finally:
         consumer.close()
 
@@ -94,10 +95,10 @@ def last_offset(connection: AmqpConnection, *, at_least: int = -1) -> int:
                 f"{connection.config.name}: the journal {consumer.queue} does not answer; check that the stream is"
                 " healthy"
             )
-        while _offset(received[-1]) < at_least and (more := consumer.take(PREFETCH, wait=SURE_SECONDS)):
+        while offset_of(received[-1]) < at_least and (more := consumer.take(PREFETCH, wait=SURE_SECONDS)):
             consumer.ack(more[-1].tag, multiple=True)
             received = more
-        return _offset(received[-1])
+        return offset_of(received[-1])
     finally:
         consumer.close()
 
@@ -112,6 +113,7 @@ class StreamCursor:
         self._unacked = 0
         offset = max(after[0], 0) if after != BEFORE_ALL else "first"
         self._consumer = _attach(connection, prefetch=PREFETCH, offset=offset)
+        self._times = DispatchTimes(partial(first_offset_since, connection))
         self._buffer = EntryBuffer()
 
     @property
@@ -147,8 +149,8 @@ class StreamCursor:
         while len(self._buffer) < most and (received := self._consumer.take(PREFETCH, wait=wait)):
             wait = NEXT_SECONDS
             for record in received:
-                self.offset = max(self.offset, _offset(record))
-                for pending in decode_record(record, now):
+                self.offset = max(self.offset, offset_of(record))
+                for pending in decode_record(record, now, self._times):
                     if parse_position(pending.entry.position) > self._after:
                         self._buffer.add(pending)
             self._unacked += len(received)
@@ -238,7 +240,7 @@ class EntryBuffer:
 # -- decoding records ----------------------------------------------------------------------------------------------
 
 
-def decode_record(record: AmqpMessage, now: datetime) -> list[PendingEntry]:
+def decode_record(record: AmqpMessage, now: datetime, times: DispatchTimes) -> list[PendingEntry]:
     """Return the entries that one record of the stream stands for.
 
     A message without a delay has one record: scheduling it dispatches it. It goes straight to a queue, and a refusal
@@ -249,7 +251,7 @@ def decode_record(record: AmqpMessage, now: datetime) -> list[PendingEntry]:
     decoded = decode_message(record.properties, record.body, queue="journal", now=now)
     scheduled_at = decoded.scheduled_at or decoded.message.deliver_at
     if is_parked_exchange(record.exchange):
-        return [PendingEntry(entry=_entry(decoded, Change.PARKED, _dispatched_at(decoded, record, now), record))]
+        return [PendingEntry(entry=_entry(decoded, Change.PARKED, times.received(record, now), record))]
     if record.exchange.endswith(".ingress.now"):
         may_be_in_relay = is_exchange(decoded.message.channel)
         return [
@@ -258,8 +260,11 @@ def decode_record(record: AmqpMessage, now: datetime) -> list[PendingEntry]:
         ]
     if ".ingress." in record.exchange:
         return [PendingEntry(entry=_entry(decoded, decoded.change or Change.SCHEDULED, scheduled_at, record))]
-    dispatched = _entry(decoded, Change.DISPATCHED, _dispatched_at(decoded, record, now), record)
-    return [PendingEntry(entry=dispatched, may_be_in_relay=True)]
+    at = times.find(record, due=decoded.message.deliver_at, now=now)
+    dispatched = _entry(decoded, Change.DISPATCHED, at or decoded.message.deliver_at, record)
+    return [
+        PendingEntry(entry=dispatched if at else replace(dispatched, reason=TIME_UNKNOWN), may_be_in_relay=True),
+    ]
 
 
 def _changes_at_once(change: Change | None) -> tuple[Change, ...]:
@@ -275,7 +280,7 @@ def _entry(decoded: DecodedMessage, change: Change, at: datetime, record: AmqpMe
         at=at,
         channel=decoded.message.channel,
         deliver_at=decoded.message.deliver_at,
-        position=format_position((_offset(record), index)),
+        position=format_position((offset_of(record), index)),
         reason=_reason(decoded, change),
         message=decoded.message,
     )
@@ -288,19 +293,3 @@ def _reason(decoded: DecodedMessage, change: Change) -> str | None:
             " then run `airflow delay topology replay-parked`"
         )
     return decoded.reason if change is not Change.DISPATCHED else None
-
-
-def _dispatched_at(decoded: DecodedMessage, record: AmqpMessage, now: datetime) -> datetime:
-    """Return when the last wait ended. The broker tells the second; a reader that reads at once knows it better."""
-    deaths = (record.properties.headers or {}).get("x-death") or [{}]
-    second: datetime | None = deaths[0].get("time")
-    due = decoded.message.deliver_at
-    if second is None:
-        return max(due, now)
-    second = second.replace(tzinfo=now.tzinfo) if second.tzinfo is None else second
-    return max(due, now if now < second + ONE_SECOND else second)
-
-
-def _offset(record: AmqpMessage) -> int:
-    offset: int = (record.properties.headers or {}).get("x-stream-offset", -1)
-    return offset

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class AmqpMessage:
     exchange: str
     properties: BasicProperties
     body: bytes
+    #: By a monotonic clock.
+    received_at: float = field(default_factory=time.monotonic)
 
 
 class ConsumerChannel:

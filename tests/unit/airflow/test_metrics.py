@@ -130,6 +130,20 @@ def test_messages_that_were_confirmed_before_an_error_are_counted_and_a_retry_co
     assert counted == [("a", 2), ("a", 1), ("b", 1)]
 
 
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_task_whose_confirmations_airflow_forgets_is_warned(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture, forgets: bool
+) -> None:
+    """The ledger knows its ids, other brokers do not."""
+    monkeypatch.setenv("AIRFLOW__STATE_STORE__CLEAR_ON_SUCCESS", str(forgets))
+    for each in (broker, Forgetful(broker.ledger, clock=broker.clock)):
+        caplog.clear()
+        message = compose_message("a", "x", deliver_after=60, now=broker.clock.now())
+        confirmed = ConfirmedStore(None, [message.id])
+        schedule_once(each, [message], on_conflict=OnConflict.KEEP, confirmed=confirmed)
+        assert ("clear_on_success" in caplog.text) == (forgets and not each.knows_ids)
+
+
 def test_metrics_that_cannot_be_sent_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: Any, **_options: Any) -> None:
         raise OSError("no metrics today")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.tables import cluster_circuit, scheduled_message
 from airflow_delay_provider.domain.backoff import Backoff
-from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.spark import admission as admission_module
 from airflow_delay_provider.spark.admission import Extension, RetryAdmission, RetryTarget
@@ -149,6 +150,39 @@ async def test_clusters_do_not_answer_for_each_other(
         )
     assert up is None
     assert down.ticket.waits_for is WaitsFor.CLUSTER
+
+
+async def test_an_extension_is_never_shorter_than_the_connection_accepts(
+    broker: EmbeddedBroker, master: MasterPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, it would be asked for again and again."""
+    ticket = issue(broker)
+    extra = {"ledger_url": str(broker.ledger.url), "min_delay": 1800}
+    monkeypatch.setenv("AIRFLOW_CONN_DELAY_LONG", json.dumps({"conn_type": "delay", "extra": extra}))
+    with RetryAdmission.shared("delay_long") as admission:
+        extension: Extension = await finish(admission.admit(ticket, TARGET))
+    assert extension.ticket.waits_for is WaitsFor.CLUSTER
+    (stored,) = [each for each in tickets_in(broker) if each.extension]
+    assert stored.deliver_at >= broker.clock.now() + timedelta(minutes=29)
+    assert stored.deliver_at - extension.ticket.deliver_at < timedelta(milliseconds=1)
+
+
+async def test_an_extension_that_is_refused_fails_its_own_tickets_only(
+    broker: EmbeddedBroker, master: MasterPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master.open()
+    MasterPort().define_connection(monkeypatch, "spark_other")
+    refuses = target(None, spark_conn_id="spark_other", channel="no channel")
+    with RetryAdmission.shared("delay_default") as admission:
+        refused, served = await finish(
+            asyncio.gather(
+                admission.admit(issue(broker, map_index=0), refuses),
+                admission.admit(issue(broker, map_index=1), TARGET),
+                return_exceptions=True,
+            )
+        )
+    assert isinstance(refused, InvalidMessageError)
+    assert served is None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.heartbeats import mark_stopped
 from airflow_delay_provider.cli.output import message_fields, preview
 from airflow_delay_provider.domain.clock import EPOCH
@@ -187,9 +188,24 @@ def test_status_of_an_empty_ledger_has_nothing_next(delay: CommandLine) -> None:
         "counts": {"SCHEDULED": 0, "DISPATCHED": 0, "CANCELLED": 0, "DEAD": 0},
         "next_due": None,
         "overdue_seconds": None,
+        "in_channel": None,
         "channels": [],
         "dispatchers": [],
     }
+
+
+def test_status_counts_what_waits_for_consumers_in_embedded_channels(five: CommandLine, sqlite_url: str) -> None:
+    for number in range(3):
+        five.document("send", "orders", "--payload", str(number))
+    with closing(Ledger(sqlite_url)) as ledger:
+        broker = EmbeddedBroker(ledger)
+        handled, _ = broker.receive("orders", limit=2)
+        broker.ack([handled])
+    status = five.document("status")
+    assert {row["channel"]: row["in_channel"] for row in status["channels"]} == {"orders": 2, "invoices": 0}
+    assert (status["in_channel"], status["counts"]["DISPATCHED"]) == (2, 3)
+    assert five.document("status", "--channel", "invoices")["in_channel"] == 0
+    assert " in_channel " in five("status").out
 
 
 def test_status_says_how_long_the_first_message_is_overdue(five: CommandLine) -> None:

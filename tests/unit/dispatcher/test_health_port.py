@@ -23,7 +23,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def serve(port: int, stack: ExitStack) -> int:
-    server = HealthServer("127.0.0.1", port, health=dict, metrics=lambda: b"")
+    server = HealthServer("127.0.0.1", port, reports={}, metrics=lambda: b"")
     server.start()
     stack.callback(server.stop)
     return int(server.url.rpartition(":")[2])

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_delay_provider.brokers.ledger import delivery, fold, statistics
+from airflow_delay_provider.brokers.ledger import delivery, fold, listing, projection, statistics
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.fold import DAY, HOUR, start_of
 from airflow_delay_provider.brokers.ledger.statistics import DueBin, Point, Window
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, TIME_UNKNOWN, Change, JournalEntry, State
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, messages
 
@@ -69,6 +69,34 @@ def test_a_point_tells_what_happened_and_how_late(ledger: Ledger):
     assert (of_rabbit.scheduled, of_rabbit.dispatched, of_rabbit.depth) == (1, 0, 1)
     embedded = series(ledger, NOW_MS, Window.HOUR, "")[-1]
     assert (embedded.scheduled, embedded.dispatched, embedded.depth) == (101, 100, 0)
+
+
+def test_a_dispatch_at_an_unknown_time_is_counted_and_not_measured(ledger: Ledger):
+    unknown, known = messages(0, 0)
+    entries = [
+        JournalEntry(
+            message_id=each.id,
+            change=Change.DISPATCHED,
+            at=from_ms(NOW_MS + late_ms),
+            channel=each.channel,
+            deliver_at=each.deliver_at,
+            position=str(late_ms),
+            reason=reason,
+            message=each,
+        )
+        for each, late_ms, reason in ((unknown, 0, TIME_UNKNOWN), (known, 40, None))
+    ]
+    assert ledger.transact(projection.project, "rabbit", entries[:1], after=FROM_THE_START, position="0")
+    rows.fold_all(ledger)
+    record, point = rows.get(ledger, unknown), series(ledger, NOW_MS, Window.HOUR)[-1]
+    assert (record.state, record.dispatched_at, record.lateness) == (State.DISPATCHED, None, None)
+    [entry] = rows.read(ledger, lambda c: listing.get_history(c, unknown.id))
+    assert (entry.reason, entry.lateness) == (TIME_UNKNOWN, None)
+    assert (point.dispatched, point.early, point.lateness_p50_ms, point.lateness_max_ms) == (1, 0, None, None)
+    assert ledger.transact(projection.project, "rabbit", entries[1:], after="0", position="1")
+    rows.fold_all(ledger)
+    point = series(ledger, NOW_MS, Window.HOUR)[-1]
+    assert (point.dispatched, point.lateness_p50_ms, point.lateness_max_ms) == (2, pytest.approx(36, abs=4), 40)
 
 
 def test_dead_and_requeued_messages_are_counted(ledger: Ledger):
