@@ -18,12 +18,14 @@ from pyspark.sql import functions as f
 from airflow_delay_provider.brokers.kafka import header_protocol
 from airflow_delay_provider.domain.arguments import OnPast, parse_choice
 from airflow_delay_provider.domain.clock import floor_ms
-from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, DelayError
+from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.spark.connection import find_job_connection
+from airflow_delay_provider.spark.datasource.options import OnRejects
+from airflow_delay_provider.spark.datasource.schema import check_schema
+from airflow_delay_provider.spark.datasource.writer import RejectedRowsError
 from airflow_delay_provider.spark.inbox import columns
 from airflow_delay_provider.spark.inbox.columns import InboxRules
 from airflow_delay_provider.spark.inbox.java_client import JavaClientSettings
-from airflow_delay_provider.spark.inbox.schema import require_schema
 from airflow_delay_provider.spark.inbox.secret_file import settings_from_file
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class InboxReport:
     rejects: str | None = None
 
 
-class RejectedRowsError(DelayError):
+class InboxRejectsError(RejectedRowsError):
     """Rows were rejected and ``on_rejects="fail"``; all others are scheduled."""
 
     def __init__(self, report: InboxReport, problem: str) -> None:
@@ -67,8 +69,8 @@ def write_to_inbox(
     connection_file: str | None = None,
     channel: str | None = None,
     channels: Collection[str] | None = None,
-    on_past: str = OnPast.DELIVER,
-    on_rejects: str = "fail",
+    on_past: OnPast | str = OnPast.DELIVER,
+    on_rejects: OnRejects | str = OnRejects.FAIL,
     rejects: str | None = None,
     id_prefix: str = "",
 ) -> InboxReport:
@@ -86,17 +88,16 @@ def write_to_inbox(
     :param channels: the topics that rows may name. They are checked before the write, and rows that name others are
         rejected. Otherwise only ``channel`` is checked, and the dispatcher dead-letters messages for missing topics.
     :param on_past: ``deliver`` or ``fail``: what to do with due times that have passed when the write begins.
-    :param on_rejects: ``fail`` raises :class:`RejectedRowsError` at the end, ``keep`` does not. All good rows are
+    :param on_rejects: ``fail`` raises :class:`InboxRejectsError` at the end, ``keep`` does not. All good rows are
         scheduled either way.
     :param rejects: folder to which Spark appends rejected rows, with their reasons, as JSON lines; needed by ``keep``.
     :param id_prefix: part of derived ids.
     """
-    if on_rejects not in ("fail", "keep"):
-        raise ConfigurationError(f"on_rejects: {on_rejects!r} is unknown; use one of fail, keep")
-    if on_rejects == "keep" and rejects is None:
+    past = parse_choice("on_past", OnPast, on_past)
+    policy = parse_choice("on_rejects", OnRejects, on_rejects)
+    if policy is OnRejects.KEEP and rejects is None:
         raise ConfigurationError("rejects: on_rejects='keep' needs a folder, or rejected rows would be lost; name one")
-    policy = parse_choice("on_past", OnPast, on_past)
-    require_schema(df.schema, channel=channel)
+    check_schema(df.schema, channel=channel)
     _require_connector(df.sparkSession)
     with find_job_connection(connection, connection_file=connection_file).open() as broker:
         ladder = _require_kafka(broker)
@@ -106,7 +107,7 @@ def write_to_inbox(
             channel=channel,
             known=_check_channels(ladder, channel, channels),
             only_known=channels is not None,
-            on_past=policy,
+            on_past=past,
             id_prefix=id_prefix,
             now_ms=floor_ms(ladder.clock.now()),
         )
@@ -116,7 +117,7 @@ def write_to_inbox(
     checked = columns.check_rows(df, rules)
     report = _write(checked, rules, settings)
     if report.rejected:
-        report = _keep_rejects(checked, report, rejects, fail=on_rejects == "fail")
+        report = _keep_rejects(checked, report, rejects, fail=policy is OnRejects.FAIL)
     log.info(
         "%s rows: %s scheduled through %s, %s rejected", report.rows, report.scheduled, report.inbox, report.rejected
     )
@@ -147,7 +148,7 @@ def _require_kafka(broker: Broker) -> KafkaBroker:
             "connection: it does not keep its messages in Kafka, which alone has an inbox; use a connection of type"
             ' delay_kafka with hold="broker", or write with df.write.format("delay")'
         )
-    broker.require_ladder()
+    broker.require_topology()
     return broker
 
 
@@ -190,7 +191,7 @@ def _keep_rejects(checked: DataFrame, report: InboxReport, folder: str | None, *
     found = columns.rejects(checked)
     if folder is None:
         samples = "; ".join(row.reason for row in found.limit(_SAMPLES).collect())
-        raise RejectedRowsError(
+        raise InboxRejectsError(
             report, f"rejects: {_rejected(report)}, for example {samples}. Give a folder to get all of them"
         )
     counts = Observation()
@@ -199,14 +200,14 @@ def _keep_rejects(checked: DataFrame, report: InboxReport, folder: str | None, *
     options = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
     kept.write.mode("append").options(**options).json(folder)
     if counts.get["rows"] != report.rejected:
-        raise RejectedRowsError(
+        raise InboxRejectsError(
             report,
             f"rejects: {_rejected(report)}, but {counts.get['rows']} when the rows were read again for {folder}; read"
             " from stored data, or cache() the DataFrame",
         )
     report = replace(report, rejects=folder)
     if fail:
-        raise RejectedRowsError(report, f"rejects: {_rejected(report)}; see {folder}")
+        raise InboxRejectsError(report, f"rejects: {_rejected(report)}; see {folder}")
     return report
 
 

@@ -104,13 +104,12 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
             return
         try:
             self._publisher.check(messages)
-            self.require_ladder()
+            self.require_topology()
         except BrokerError as error:
             error.unconfirmed = tuple(message.id for message in messages)
             raise
 
-    def require_ladder(self) -> None:
-        """Create the ladder if it is missing; refuse one that could lose messages."""
+    def require_topology(self) -> None:
         if not self._is_ready:
             verify.require_usable(self._clients, self.topology)
             self._is_ready = True
@@ -130,7 +129,7 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
 
     def _recall(self, message_ids: Sequence[str], change: Change, deliver_at_ms: int | None) -> None:
         if message_ids:
-            self.require_ladder()
+            self.require_topology()
             self._recaller.recall(message_ids, change, deliver_at_ms)
 
     # -- consuming -----------------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
     def _publish_again(
         self, message: Message, delay: timedelta, change: Change, reason: str | None, *, channel: str | None
     ) -> None:
-        self.require_ladder()
+        self.require_topology()
         now = self.clock.now()
         if delay > timedelta(0):
             until_ms = ceil_ms(now + delay)
@@ -199,17 +198,17 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
     # -- journal -------------------------------------------------------------------------------------------------
 
     def journal_end(self) -> str:
-        self.require_ladder()
+        self.require_topology()
         return self._journal.end()
 
     def read_journal(self, *, after: str, limit: int = 1000) -> list[JournalEntry]:
-        self.require_ladder()
+        self.require_topology()
         return self._journal.read(after, limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
         if not message_ids:
             return {}
-        self.require_ladder()
+        self.require_topology()
         return self._journal.find(message_ids, since)
 
     # -- the ladder ----------------------------------------------------------------------------------------------

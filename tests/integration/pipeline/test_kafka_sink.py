@@ -19,7 +19,7 @@ from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError, UnknownChannelError
-from airflow_delay_provider.spark.kafka_sink import InboxReport, RejectedRowsError, write_to_inbox
+from airflow_delay_provider.spark.kafka_sink import InboxRejectsError, InboxReport, write_to_inbox
 from tests.acceptance.kafka_soak import read_to_end
 from tests.kafkas import connection_of, delete_ladder, dispatching, fresh_topic, read_all, require_kafka
 
@@ -274,9 +274,9 @@ def test_rows_that_do_not_fit_fail_the_job_and_all_others_are_scheduled(
     channel, folder = inbox.topic(), tmp_path / "rejects"
     rows = rows_of(spark, [{}, {"id": None}])
 
-    with pytest.raises(RejectedRowsError, match="1 of 2 rows were rejected, .* for example id: is null") as without:
+    with pytest.raises(InboxRejectsError, match="1 of 2 rows were rejected, .* for example id: is null") as without:
         inbox.write(rows, channel=channel)
-    with pytest.raises(RejectedRowsError, match=f"1 of 2 rows were rejected, .*; see {folder}") as kept:
+    with pytest.raises(InboxRejectsError, match=f"1 of 2 rows were rejected, .*; see {folder}") as kept:
         inbox.write(rows, channel=channel, rejects=str(folder))
 
     assert (without.value.report.scheduled, kept.value.report.rejects) == (1, str(folder))
@@ -288,7 +288,7 @@ def test_a_past_time_is_delivered_or_rejected_by_policy(spark: SparkSession, inb
     past = [{"deliver_at": "2020-01-31T17:00:00Z"}, {"deliver_at": None, "deliver_after": -0.001}]
 
     assert inbox.write(rows_of(spark, past), channel=channel).scheduled == 2
-    with pytest.raises(RejectedRowsError, match='deliver_at: has passed; .* or use on_past="deliver"') as failed:
+    with pytest.raises(InboxRejectsError, match='deliver_at: has passed; .* or use on_past="deliver"') as failed:
         inbox.write(rows_of(spark, past), channel=channel, on_past="fail")
     assert failed.value.report.rejected == 2
 
@@ -299,7 +299,7 @@ def test_a_channel_that_accepts_less_rejects_what_is_too_large_and_messages_with
     small = inbox.topic(max_message_bytes=5000, cleanup_policy="compact")
     rows = rows_of(spark, [{"key": "k", "payload": "x" * size} for size in (3000, 4000)] + [{"payload": "x"}])
 
-    with pytest.raises(RejectedRowsError) as failed:
+    with pytest.raises(InboxRejectsError) as failed:
         inbox.write(rows, channel=small)
 
     assert failed.value.report.scheduled == 1
@@ -311,7 +311,7 @@ def test_rows_may_name_only_the_channels_that_are_given(spark: SparkSession, inb
     known, other = inbox.topic(), inbox.topic()
     rows = rows_of(spark, [{"channel": known}, {"channel": other}])
 
-    with pytest.raises(RejectedRowsError, match=f"channel: '{other}' is none of the channels given"):
+    with pytest.raises(InboxRejectsError, match=f"channel: '{other}' is none of the channels given"):
         inbox.write(rows, channels=[known])
     assert inbox.write(rows).scheduled == 2
 
@@ -322,13 +322,16 @@ def test_rows_may_name_only_the_channels_that_are_given(spark: SparkSession, inb
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ("payload string, deliver_at timestamp_ntz", "deliver_at: timestamp_ntz has no time zone; make it a timestamp"),
-        ("payload string, deliver_at date", "deliver_at: has type date; make it a timestamp"),
-        ("payload string", "deliver_at: neither this column nor deliver_after is there"),
+        ("payload string, deliver_at timestamp_ntz", "deliver_at: timestamp_ntz has no time zone; convert it"),
+        ("payload string, deliver_at date", "deliver_at: date is not timestamp or string"),
+        ("payload string", "deliver_at: the column is missing; add deliver_at"),
         ("deliver_after int", "payload: the column is missing"),
         ("payload string, deliver_after int, retries int", "retries: is not a column of a message; drop or rename it"),
-        ("payload string, deliver_after int, headers map<string,int>", r"headers: has type map<string,int>; make it"),
-        ("payload string, deliver_after int, priority string", "priority: has type string; make it a whole number"),
+        (
+            "payload string, deliver_after int, headers map<string,int>",
+            "headers: map<string,int> is not map<string,string>",
+        ),
+        ("payload string, deliver_after int, priority string", "priority: string is not int"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused_before_any_row_is_read(
@@ -343,11 +346,11 @@ def test_a_job_that_lacks_something_says_what(spark: SparkSession, inbox: Inbox,
     rows = rows_of(spark, [{}])
     with pytest.raises(ConfigurationError, match="rejects: on_rejects='keep' needs a folder"):
         inbox.write(rows, channel="orders", on_rejects="keep")
-    with pytest.raises(ConfigurationError, match="on_rejects: 'drop' is unknown"):
+    with pytest.raises(InvalidMessageError, match="on_rejects: 'drop' is unknown"):
         inbox.write(rows, channel="orders", on_rejects="drop")
     with pytest.raises(InvalidMessageError, match="on_past: 'drop' is unknown"):
         inbox.write(rows, channel="orders", on_past="drop")
-    with pytest.raises(ConfigurationError, match="channel: there is no such column and no default"):
+    with pytest.raises(ConfigurationError, match="channel: the column is missing; add it, or name one"):
         inbox.write(rows.drop("channel"))
     with pytest.raises(UnknownChannelError, match="has no topic 'nowhere-to-be-found'"):
         inbox.write(rows, channel="nowhere-to-be-found")
