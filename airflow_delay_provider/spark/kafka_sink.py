@@ -130,14 +130,19 @@ def _require_connector(spark: SparkSession) -> None:
         # Finds the classes, and asks no broker.
         spark.read.format("kafka").option("kafka.bootstrap.servers", "none:9092").option("subscribe", "none").load()
     except (Py4JError, PySparkException) as error:
-        missing = re.search(r"NoClassDefFoundError: (\S+)", str(error))
-        if missing is None and "data source: kafka" not in str(error):
-            raise
-        what = f"a jar of Spark's Kafka connector is missing ({missing[1]})" if missing else "it is not there"
-        raise ConfigurationError(
-            f"spark.jars: Spark cannot use its Kafka connector: {what}; fetch the jars once, as docs/kafka.md shows,"
-            " and give them to spark-submit with --jars"
-        ) from None
+        raise (_missing_connector(error) or error) from None
+
+
+def _missing_connector(error: Exception) -> ConfigurationError | None:
+    """Return the error of this package if classes of the connector are missing."""
+    found = re.search(r"NoClassDefFoundError: (\S+)|data source: kafka", str(error))
+    if found is None:
+        return None
+    what = f"one of its jars is missing ({found[1]})" if found[1] else "it is not there"
+    return ConfigurationError(
+        f"spark.jars: Spark cannot use its Kafka connector: {what}; fetch the jars once, as docs/kafka.md shows, and"
+        " give them to spark-submit with --jars"
+    )
 
 
 def _require_kafka(broker: Broker) -> KafkaBroker:
@@ -169,14 +174,17 @@ def _write(checked: DataFrame, rules: InboxRules, settings: JavaClientSettings) 
         try:
             columns.records(counted, rules.topology).write.format("kafka").mode("append").options(**options).save()
         except (Py4JError, PySparkException) as error:
-            raise _as_broker_error(error, rules.topology.inbox) from error
+            raise _explained(error, rules.topology.inbox) from error
     found = counts.get
     rows, rejected = int(found["rows"]), int(found["rejected"])
     return InboxReport(inbox=rules.topology.inbox, rows=rows, scheduled=rows - rejected, rejected=rejected)
 
 
-def _as_broker_error(error: Exception, inbox: str) -> Exception:
-    """Return the error of this package if Kafka's client is the cause; any other is not ours to explain."""
+def _explained(error: Exception, inbox: str) -> Exception:
+    """Return the error of this package if Kafka's client is the cause; any other is the job's own."""
+    missing = _missing_connector(error)
+    if missing is not None:
+        return missing
     cause = re.search(r"org\.apache\.kafka\.\S*?(\w+(?:Exception|Error)): (.+)", str(error))
     if cause is None:
         return error
