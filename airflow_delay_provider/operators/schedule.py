@@ -25,7 +25,7 @@ from airflow_delay_provider.hooks.task import (
     schedule_once,
     translate_errors,
 )
-from airflow_delay_provider.links import DelayedMessageLink, message_url
+from airflow_delay_provider.links import DelayedMessageLink, message_url, messages_url
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger, describe_outcomes, require_dispatched
 
 if TYPE_CHECKING:
@@ -297,7 +297,11 @@ class ScheduleMessageOperator(BaseOperator):
             _shown([message.id for message in messages]),
         )
         # Pushed now, and not only at the end of the task, so that the link works while the task waits.
-        self.message_link = message_url(messages[0].id, self.delay_conn_id)
+        self.message_link = (
+            message_url(messages[0].id, self.delay_conn_id)
+            if len(messages) == 1
+            else messages_url(origin_of(context), self.delay_conn_id)
+        )
         context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)
 
 
