@@ -60,6 +60,10 @@ class HasTopology(ABC):
         """Create missing objects, and the routes to these channels; return the name of the topology."""
 
     @abstractmethod
+    def create_channel(self, channel: str) -> None:
+        """Create the queue or topic of a channel unless it exists."""
+
+    @abstractmethod
     def verify_topology(self) -> list[TopologyIssue]:
         """Return problems and recommendations; change nothing."""
 
