@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay
+from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay, parse_moment
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, WaitTimeoutError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message, require_aware
@@ -135,8 +135,10 @@ class ScheduleMessageOperator(BaseOperator):
                 raise _without_payload()
         if _is_constant(self.deliver_at) and _is_constant(self.deliver_after):
             raise InvalidMessageError("deliver_at", "deliver_after is given, too", "give only one of them")
-        if isinstance(self.deliver_at, datetime):
-            require_aware("deliver_at", self.deliver_at)
+        if self.deliver_at is not None and _is_constant(self.deliver_at):
+            require_aware("deliver_at", parse_moment("deliver_at", self.deliver_at))
+        if self.deliver_after is not None and _is_constant(self.deliver_after):
+            parse_delay("deliver_after", self.deliver_after)
 
     def execute(self, context: Context) -> str | list[str]:
         self.message_link = ""
