@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
+    from airflow_delay_provider.domain.message import Origin
 
 #: The route of the pages in Airflow's UI.
 UI_ROUTE = "delayed-messages"
 
 
 class DelayedMessageLink(BaseOperatorLink):
-    """Opens the page of the first message that the task scheduled."""
+    """Opens the page of the message that the task scheduled, or a list of its messages."""
 
     name = "Delayed message"
     xcom_key = "delayed_message_link"
@@ -36,10 +38,21 @@ class DelayedMessageLink(BaseOperatorLink):
         return stored or ""
 
 
+def messages_url(origin: Origin, conn_id: str = DEFAULT_CONN_ID) -> str:
+    """Return the URL of the list of a task's messages in Airflow's UI."""
+    filters = {"dag_id": origin.dag_id, "run_id": origin.run_id, "task_id": origin.task_id}
+    return _url("messages", filters, conn_id)
+
+
 def message_url(message_id: str, conn_id: str = DEFAULT_CONN_ID) -> str:
     """Return the URL of a message's page in Airflow's UI."""
+    return _url(f"messages/{quote(message_id, safe='')}", {}, conn_id)
+
+
+def _url(path: str, filters: Mapping[str, str], conn_id: str) -> str:
     from airflow.sdk.configuration import conf
 
     base: str = conf.get("api", "base_url", fallback="") or ""
-    url = f"{base.rstrip('/')}/plugin/{UI_ROUTE}/messages/{quote(message_id, safe='')}"
-    return url if conn_id == DEFAULT_CONN_ID else f"{url}?conn_id={quote(conn_id, safe='')}"
+    query = dict(filters) if conn_id == DEFAULT_CONN_ID else {**filters, "conn_id": conn_id}
+    url = f"{base.rstrip('/')}/plugin/{UI_ROUTE}/{path}"
+    return f"{url}?{urlencode(query, quote_via=quote, safe='')}" if query else url

@@ -39,6 +39,8 @@ class OpenLedger:
     #: Selects the messages of the connection; None selects all messages of the ledger.
     destination: str | None
     opened_at: float
+    #: The broker holds the messages of the connection; the ledger has those that a dispatcher has copied.
+    is_copy: bool = False
 
     def now(self) -> datetime:
         """Return the time of its clock."""
@@ -97,6 +99,7 @@ class OpenLedgers:
             clock=broker.clock,
             limits=broker.limits,
             destination=hook.get_listed_destination(),
+            is_copy=broker.ledger is None,
             opened_at=self._monotonic(),
         )
 
@@ -112,7 +115,9 @@ def find_ledger(request: Request, conn_id: str | None) -> OpenLedger:
             raise
         log.warning("Cannot open the ledger of a connection: %s", error)
         raise HTTPException(
-            404, f"Connection {wanted!r} has no ledger: it is not defined, or has another type."
+            404,
+            f"Connection {wanted!r} cannot be used here: it is not defined, has another type or a wrong setting, or its"
+            " client library is not installed. The log of the API server says which.",
         ) from error
 
 

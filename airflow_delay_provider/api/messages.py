@@ -39,10 +39,12 @@ from airflow_delay_provider.api.representation import (
 )
 from airflow_delay_provider.brokers.ledger import delivery, journal, listing, search
 from airflow_delay_provider.brokers.ledger.heartbeats import read_dispatchers
+from airflow_delay_provider.brokers.ledger.projection import position_of
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.brokers.ledger.tables import EMBEDDED
 from airflow_delay_provider.domain.clock import ceil_ms, from_ms
-from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.domain.exceptions import UnknownMessageError
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, State
 from airflow_delay_provider.domain.message import require_message_id
 
 router = APIRouter(tags=["messages"])
@@ -178,10 +180,28 @@ def find_record(opened: OpenLedger, presenter: Presenter, message_id: str) -> Me
     """Return a message with its payload; raise 403 for users who may not see its task."""
     require_message_id(message_id)
     with opened.ledger.read() as connection:
-        record = listing.get(connection, message_id, destination=opened.destination)
+        try:
+            record = listing.get(connection, message_id, destination=opened.destination)
+        except UnknownMessageError as error:
+            if not opened.is_copy:
+                raise
+            is_indexed = position_of(connection, opened.conn_id) != FROM_THE_START
+            raise HTTPException(404, _why_not_listed(message_id, opened.conn_id, is_indexed=is_indexed)) from error
     if not presenter.may_see(record):
         raise HTTPException(403, "You may not read the task instances of this message's DAG.")
     return record
+
+
+def _why_not_listed(message_id: str, conn_id: str, *, is_indexed: bool) -> str:
+    if is_indexed:
+        return (
+            f"The index of connection {conn_id!r} has no message {message_id!r}. It is some seconds behind the broker,"
+            " and finished messages leave it after [delay] retention_days."
+        )
+    return (
+        f"The broker of connection {conn_id!r} holds its messages itself, and no dispatcher copies its journal for this"
+        f" page. Messages are delivered nevertheless. To list them, run `airflow delay dispatcher --index {conn_id}`."
+    )
 
 
 @router.get("/counts", responses=describes(404))

@@ -64,6 +64,10 @@ class HasTopology(ABC):
         """Create the topology if it does not exist, as the first message would."""
 
     @abstractmethod
+    def create_channel(self, channel: str) -> None:
+        """Create the queue or topic of a channel unless it exists."""
+
+    @abstractmethod
     def verify_topology(self) -> list[TopologyIssue]:
         """Return problems and recommendations; change nothing."""
 

@@ -269,6 +269,12 @@ def _topology() -> GroupCommand:
                     action="append",
                     help="Also prepare this channel, for publishers without the permission to do so. Can be repeated.",
                 ),
+                _arg(
+                    "--create-channels",
+                    action="store_true",
+                    help="Create the queue or topic of each --channel if it is missing: a durable quorum queue, or a"
+                    " topic with as many partitions as those of the ladder.",
+                ),
             ),
             _command("verify", "Report problems and advice without changing anything.", "topology.verify"),
             _command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delay_provider.cli.exit_codes import ExitCode, NotConfirmedError, command
 from airflow_delay_provider.cli.output import print_document, print_fields, print_one, print_table
-from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.port import HasTopology, KeepsUndelivered
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 def create(args: Namespace) -> None:
     """Create missing objects, and prepare the named channels."""
     channels: list[str] = args.channel or []
+    if args.create_channels and not channels:
+        raise InvalidMessageError("create_channels", "no channel is named", "name each with --channel")
     with _open_broker(args.conn_id) as broker:
+        for channel in channels if args.create_channels else ():
+            broker.create_channel(channel)
         name = broker.create_topology(channels)
     if args.output == "json":
         print_document({"topology": name, "channels": channels})

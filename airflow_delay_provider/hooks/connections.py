@@ -6,8 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from airflow_delay_provider.connection_forms import CONNECTION_TYPES
 from airflow_delay_provider.domain.arguments import Hold, Limits, parse_choice
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.hooks.ledger import open_configured_ledger
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Works without being defined: it uses the ledger of ``[delay] ledger_url``.
 DEFAULT_CONN_ID = "delay_default"
+#: The settings in the extra of each type of connection.
+_SETTINGS = {each["connection-type"]: frozenset(each["conn-fields"]) for each in CONNECTION_TYPES}
 #: Selects where Airflow looks for connections.
 _CONTEXT_VARIABLE = "_AIRFLOW_PROCESS_CONTEXT"
 
@@ -130,6 +134,7 @@ def open_plain_broker(conn_id: str, connection: Connection | None, *, clock: Clo
     """Open the broker of a connection, without the ledger in front of it."""
     if connection is None:
         return _open_embedded(connection, clock)
+    _require_known_settings(conn_id, connection)
     try:
         open_it = _BROKERS[connection.conn_type or ""]
     except KeyError:
@@ -137,6 +142,22 @@ def open_plain_broker(conn_id: str, connection: Connection | None, *, clock: Clo
             f"connection {conn_id!r} has type {connection.conn_type!r}; use one of {', '.join(_BROKERS)}"
         ) from None
     return open_it(connection, clock)
+
+
+def _require_known_settings(conn_id: str, connection: Connection) -> None:
+    """Refuse misspelt names in the extra. Names with a dot, and ``ssl...`` of a ledger, are those of client libraries.
+
+    The extra of other types, such as the official provider's ``kafka``, may have settings for others.
+    """
+    known = _SETTINGS.get(connection.conn_type or "")
+    if known is None:
+        return
+    for name in _extra_of(connection):
+        if name in known or "." in name or (_is_embedded(connection) and name.startswith("ssl")):
+            continue
+        close = get_close_matches(name, known, n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"use {', '.join(sorted(known))}"
+        raise ConfigurationError(f"connection {conn_id!r}: its extra has an unknown setting {name!r}; {remedy}")
 
 
 def _holder_of(conn_id: str, connection: Connection | None, hold: Hold | str | None) -> Hold | None:

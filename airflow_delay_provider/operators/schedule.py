@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay
+from airflow_delay_provider.domain.arguments import OnConflict, compose_message, parse_choice, parse_delay, parse_moment
 from airflow_delay_provider.domain.exceptions import InvalidMessageError, WaitTimeoutError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
 from airflow_delay_provider.domain.message import Message, require_aware
@@ -25,7 +25,7 @@ from airflow_delay_provider.hooks.task import (
     schedule_once,
     translate_errors,
 )
-from airflow_delay_provider.links import DelayedMessageLink, message_url
+from airflow_delay_provider.links import DelayedMessageLink, message_url, messages_url
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger, describe_outcomes, require_dispatched
 
 if TYPE_CHECKING:
@@ -135,8 +135,10 @@ class ScheduleMessageOperator(BaseOperator):
                 raise _without_payload()
         if _is_constant(self.deliver_at) and _is_constant(self.deliver_after):
             raise InvalidMessageError("deliver_at", "deliver_after is given, too", "give only one of them")
-        if isinstance(self.deliver_at, datetime):
-            require_aware("deliver_at", self.deliver_at)
+        if self.deliver_at is not None and _is_constant(self.deliver_at):
+            require_aware("deliver_at", parse_moment("deliver_at", self.deliver_at))
+        if self.deliver_after is not None and _is_constant(self.deliver_after):
+            parse_delay("deliver_after", self.deliver_after)
 
     def execute(self, context: Context) -> str | list[str]:
         self.message_link = ""
@@ -297,7 +299,11 @@ class ScheduleMessageOperator(BaseOperator):
             _shown([message.id for message in messages]),
         )
         # Pushed now, and not only at the end of the task, so that the link works while the task waits.
-        self.message_link = message_url(messages[0].id, self.delay_conn_id)
+        self.message_link = (
+            message_url(messages[0].id, self.delay_conn_id)
+            if len(messages) == 1
+            else messages_url(origin_of(context), self.delay_conn_id)
+        )
         context["ti"].xcom_push(key=DelayedMessageLink.xcom_key, value=self.message_link)
 
 

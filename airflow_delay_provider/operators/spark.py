@@ -173,7 +173,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         self._store(context, history)
         self._ticket_id = ticket.id
         with translate_errors(), self._open_tickets() as tickets:
-            ticket = ticket.accepted_by(tickets.hook.get_conn())
+            ticket = ticket.accepted_by(tickets.hook.get_conn().limits, now=self._clock.now())
             since = tickets.schedule(ticket)
         self._log_ticket(context, history, ticket)
         self.defer(

@@ -266,7 +266,7 @@ class RetryAdmission(BrokerThread):
         now = broker.clock.now()
         # A cluster that is down is down also when its next check has become due meanwhile.
         extended = {
-            request: _extend(request.ticket, decision).accepted_by(broker)
+            request: _extend(request.ticket, decision).accepted_by(broker.limits, now=now)
             for request, decision in decisions.items()
             if decision.down or decision.at > now
         }

@@ -21,7 +21,7 @@ from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.task import cancel_in_time
 
 if TYPE_CHECKING:
-    from airflow_delay_provider.brokers.port import Broker
+    from airflow_delay_provider.domain.arguments import Limits
     from airflow_delay_provider.spark.retries import History
 
 log = logging.getLogger(__name__)
@@ -83,12 +83,11 @@ class Ticket:
         """Return the ticket that follows when the job cannot be submitted yet."""
         return replace(self, deliver_at=deliver_at, waits_for=waits_for, extension=self.extension + 1)
 
-    def accepted_by(self, broker: Broker) -> Ticket:
+    def accepted_by(self, limits: Limits, *, now: datetime) -> Ticket:
         """Return the ticket, later if need be: the connection may accept no delay as short as that."""
-        shortest = broker.limits.min_delay
-        if not shortest:
+        if not limits.min_delay:
             return self
-        return replace(self, deliver_at=max(self.deliver_at, broker.clock.now() + shortest + MARGIN))
+        return replace(self, deliver_at=max(self.deliver_at, now + limits.min_delay + MARGIN))
 
     def as_message(self, channel: str) -> Message:
         """Return the message for a broker."""

@@ -122,6 +122,21 @@ def problems(delay: CommandLine) -> list[str]:
     return [each["text"] for each in result.document["issues"] if each["kind"] == "problem"]
 
 
+def test_missing_topics_of_channels_are_created_on_request(
+    delay: CommandLine, stream: Stream, ladder: Topology
+) -> None:
+    words, name = ["topology", "create", *NEW, "--channel"], f"orders-{uuid4().hex}"
+    missing = delay(*words, name)
+    assert (missing.code, f"has no topic {name!r}" in missing.err) == (2, True)
+    for _ in range(2):
+        delay.document(*words, name, "--create-channels")
+    assert name in topics(stream)
+    with AdminClient({"bootstrap.servers": stream.bootstrap}) as admin:
+        admin.delete_topics([name])[name].result(60)
+    refused = delay(*words, ladder.inbox, "--create-channels")
+    assert (refused.code, "belongs to a ladder" in refused.err) == (2, True)
+
+
 def test_a_ladder_is_created_verified_and_deleted(delay: CommandLine, stream: Stream, ladder: Topology) -> None:
     """C12"""
     assert problems(delay) == [f"the ladder {ladder.prefix} does not exist; run `airflow delay topology create`"]

@@ -104,6 +104,17 @@ def test_routes_to_channels_are_created(delay: CommandLine, vhost_url: str) -> N
     assert {each["destination"] for each in bound} == {"orders", TOPOLOGY.relay("events:order.created")}
 
 
+def test_missing_queues_of_channels_are_created_on_request(delay: CommandLine, vhost_url: str) -> None:
+    words = ["topology", "create", *CONN, "--create-channels"]
+    refused = delay(*words, "--channel", "events:order.created")
+    assert (refused.code, "names an exchange" in refused.err) == (2, True)
+    for _ in range(2):
+        delay.document(*words, "--channel", "orders")
+    delay.document("send", "orders", "--payload", "x", *CONN)
+    with amqp(vhost_url) as channel:
+        channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+
+
 def test_missing_and_different_objects_are_problems(delay: CommandLine, vhost_url: str) -> None:
     delay.document("topology", "create", *CONN)
     rung, other, level = TOPOLOGY.rung(60_000), TOPOLOGY.rung(120_000), TOPOLOGY.level(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_the_airflow_commands_of_the_readme_are_accepted() -> None:
     shown = re.findall(r"^airflow delay (.*)$", TEXT, flags=re.MULTILINE)
     assert len(shown) >= 3
     for words in shown:
-        parser().parse_args(["delay", *words.split()])
+        parser().parse_args(["delay", *shlex.split(words, comments=True)])
 
 
 def test_the_classes_of_the_readme_are_public() -> None:

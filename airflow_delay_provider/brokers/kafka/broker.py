@@ -223,6 +223,12 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
         self.check_channels(channels)
         return self.topology.prefix
 
+    def create_channel(self, channel: str) -> None:
+        header_protocol.check_channel(channel)
+        header_protocol.require_destination(channel)
+        if admin.channel_settings(self._clients, channel) is None:
+            admin.create_topics(self._clients, self.topology, [Topic(name=channel)])
+
     def verify_topology(self) -> list[TopologyIssue]:
         return list(verify.verify(self._clients, self.topology))
 

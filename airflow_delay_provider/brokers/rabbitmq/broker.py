@@ -32,7 +32,7 @@ from airflow_delay_provider.brokers.rabbitmq.management import (
 )
 from airflow_delay_provider.brokers.rabbitmq.parked import ParkedMessages, count_parked
 from airflow_delay_provider.brokers.rabbitmq.shared_consumer import RabbitMQSharedConsumer
-from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
+from airflow_delay_provider.brokers.rabbitmq.topology import Queue, is_exchange
 from airflow_delay_provider.brokers.rabbitmq.verify import verify
 from airflow_delay_provider.domain.arguments import Limits
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
@@ -250,6 +250,14 @@ class RabbitMQBroker(BrokerHeld, HasTopology, KeepsUndelivered):
 
     def require_topology(self) -> None:
         self._client.connection_with_ladder()
+
+    def create_channel(self, channel: str) -> None:
+        if is_exchange(channel):
+            raise InvalidMessageError(
+                "channel", f"{channel!r} names an exchange, whose type and queues are yours to choose", "declare it"
+            )
+        if not admin.exists(self._client.connection(), Queue(name=channel)):
+            admin.declare_queue(self._client.connection(), channel)
 
     def verify_topology(self) -> list[TopologyIssue]:
         return list(verify(self._client.connection(), self.topology))

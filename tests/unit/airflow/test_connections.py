@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.connection_forms import CONNECTION_TYPES
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.delay import DelayHook, open_destination
 from airflow_delay_provider.hooks.kafka import KafkaHook
@@ -93,6 +95,38 @@ def test_an_unknown_connection_type_is_refused_with_the_known_ones(define: Any) 
     """A12"""
     with pytest.raises(ConfigurationError, match=r"has type 'redis'; use one of delay, rabbitmq, delay_kafka, kafka$"):
         open_destination(define(conn_type="redis"))
+
+
+@pytest.mark.parametrize(
+    ("conn_type", "extra", "remedy"),
+    [
+        ("rabbitmq", {"tik": 0.1}, "has an unknown setting 'tik'; did you mean 'tick'?"),
+        ("delay_kafka", {"partition": 4}, "has an unknown setting 'partition'; did you mean 'partitions'?"),
+        ("delay", {"max-delay": 4}, "has an unknown setting 'max-delay'; did you mean 'max_delay'?"),
+        ("delay", {"zzz": 4}, "has an unknown setting 'zzz'; use ledger_url, max_delay, max_payload_bytes, min_delay"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_with_the_right_one(
+    define: Any, conn_type: str, extra: dict[str, Any], remedy: str
+) -> None:
+    conn_id = define(conn_type=conn_type, host="nowhere", extra=extra)
+    with pytest.raises(ConfigurationError, match=f"^connection 'stream': its extra {re.escape(remedy)}$"):
+        open_destination(conn_id)
+
+
+@pytest.mark.parametrize(
+    ("conn_type", "extra"),
+    [
+        ("kafka", {"bootstrap.servers": "nowhere", "topics": "of another hook"}),
+        ("delay_kafka", {"client.id": "airflow"}),
+        ("delay", {"sslmode": "verify-full", "ledger_url": None}),
+        *((form["connection-type"], dict.fromkeys(form["conn-fields"])) for form in CONNECTION_TYPES),
+    ],
+)
+def test_settings_of_forms_of_client_libraries_and_of_other_providers_are_accepted(
+    define: Any, conn_type: str, extra: dict[str, Any]
+) -> None:
+    open_destination(define(conn_type=conn_type, host="nowhere", extra=extra)).close()
 
 
 MISSING_LIBRARIES = [

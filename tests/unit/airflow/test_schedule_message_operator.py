@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from airflow.sdk import DAG
@@ -24,6 +25,7 @@ from airflow_delay_provider.domain.exceptions import (
 )
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message, Origin
+from airflow_delay_provider.links import messages_url
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from airflow_delay_provider.triggers.message import MessageDispatchedTrigger
 from tests.heartbeats import write_heartbeat
@@ -123,7 +125,7 @@ def test_a_message_without_a_time_goes_straight_to_its_channel(
     assert "scheduled 0, dispatched 1, kept 0, replaced 0" in capsys.readouterr().out
 
 
-def test_the_link_leads_to_the_first_message(
+def test_the_link_leads_to_the_message(
     broker: EmbeddedBroker, context: Any, ti: TaskInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule(context, payload="x", message_id="a/b c")
@@ -132,6 +134,20 @@ def test_the_link_leads_to_the_first_message(
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
     schedule(context, payload="x", message_id="d")
     assert ti.pushed == {"delayed_message_link": "https://airflow.example/team/plugin/delayed-messages/messages/d"}
+
+
+def test_the_link_of_a_task_with_many_messages_leads_to_their_list(
+    broker: EmbeddedBroker, context: Any, ti: TaskInstance
+) -> None:
+    task = ScheduleMessageOperator(
+        task_id="remind", channel="invoices", payload="x", messages=[{"deliver_after": n} for n in (60, 120)]
+    )
+    task.execute(context)
+    filters = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id}
+    path, _, query = ti.pushed["delayed_message_link"].partition("?")
+    assert (path, dict(parse_qsl(query))) == ("/plugin/delayed-messages/messages", filters)
+    assert "+" not in messages_url(Origin(dag_id="d", run_id="manual__2030-01-01T00:00:00+00:00", task_id="t"))
+    assert messages_url(Origin(dag_id="d", run_id="r", task_id="t"), "rabbit").endswith("&conn_id=rabbit")
 
 
 def test_the_link_of_a_task_that_ends_is_the_one_it_stored(
@@ -178,13 +194,10 @@ def test_templates_are_rendered_everywhere(broker: EmbeddedBroker, ti: TaskInsta
 
 
 BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"deliver_at": "2030-01-01T00:00:00"}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),
-    ({"deliver_at": "tomorrow"}, "deliver_at: 'tomorrow' is not a time; use an aware datetime or ISO-8601"),
     (
         {"deliver_at": "{{ ts }}", "deliver_after": 60},
         "deliver_at: deliver_after is given, too; give only one of them",
     ),
-    ({"deliver_after": "soon"}, "deliver_after: 'soon' is not a delay; use a timedelta or a number of seconds"),
     ({"channel": "no spaces please"}, "channel: 'no spaces please' is not a valid channel name; use 1-255 letters"),
     ({"channel": "{{ none }}"}, "channel: '{{ none }}' is not a valid channel name; use 1-255 letters"),
     ({"messages": [{"payload": 1}], "channel": None}, "messages[0]: channel: None is not a valid channel name"),
@@ -236,6 +249,9 @@ def test_bad_input_fails_at_once_with_one_sentence_and_writes_nothing(
         ({"payload": ...}, "payload: missing; give one; payload=None sends null"),
         ({"deliver_at": TOMORROW, "deliver_after": 60}, "deliver_at: deliver_after is given, too"),
         ({"deliver_at": TOMORROW.isoformat(), "deliver_after": 60}, "deliver_at: deliver_after is given, too"),
+        ({"deliver_at": "2030-01-01T00:00:00"}, "deliver_at: 2030-01-01T00:00:00 has no time zone; add one"),
+        ({"deliver_at": "tomorrow"}, "deliver_at: 'tomorrow' is not a time; use an aware datetime or ISO-8601"),
+        ({"deliver_after": "soon"}, "deliver_after: 'soon' is not a delay; use a timedelta or a number of seconds"),
         ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at: 2030-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
     ],
 )

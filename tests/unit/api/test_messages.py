@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from airflow_delay_provider.api.messages import SHOWN_ENTRIES
 from airflow_delay_provider.brokers.ledger import search
 from airflow_delay_provider.brokers.ledger.heartbeats import GONE_AFTER
-from airflow_delay_provider.domain.lifecycle import State
+from airflow_delay_provider.brokers.ledger.projection import step
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, State
 from airflow_delay_provider.domain.message import Message, Origin
 from airflow_delay_provider.testing.clock import START
 from airflow_delay_provider.testing.kit import DelayTestKit
@@ -65,6 +66,22 @@ def test_a_message_has_all_that_was_scheduled(get: Get, delay_kit: DelayTestKit)
         "is_awaited": False,
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_a_message_that_its_broker_holds_is_not_found_for_the_right_reason(
+    client: TestClient, delay_kit: DelayTestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RABBIT", json.dumps({"conn_type": "rabbitmq", "host": "nowhere"}))
+
+    def reason() -> str:
+        answer = client.get("/v1/messages/m1", params={"conn_id": "rabbit"})
+        assert answer.status_code == 404
+        detail: str = answer.json()["detail"]
+        return detail
+
+    assert "run `airflow delay dispatcher --index rabbit`" in reason()
+    delay_kit.broker.ledger.transact(step, "rabbit", after=FROM_THE_START, position="1.0")
+    assert reason().startswith("The index of connection 'rabbit' has no message 'm1'.")
 
 
 def test_a_dispatched_message_has_its_lateness(get: Get, delay_kit: DelayTestKit) -> None:

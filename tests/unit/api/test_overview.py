@@ -125,7 +125,8 @@ def test_a_connection_without_a_ledger_is_not_found(client: TestClient, path: st
     answer = client.get(f"/v1/{path}", params={"conn_id": "nowhere"})
     assert (answer.status_code, answer.json()["detail"]) == (
         404,
-        "Connection 'nowhere' has no ledger: it is not defined, or has another type.",
+        "Connection 'nowhere' cannot be used here: it is not defined, has another type or a wrong setting, or its"
+        " client library is not installed. The log of the API server says which.",
     )
 
 

@@ -31,6 +31,9 @@ class Built(EmbeddedBroker, HasTopology, KeepsUndelivered):
     def require_topology(self) -> None:
         self.asked.append(["require"])
 
+    def create_channel(self, channel: str) -> None:
+        self.asked.append(["create channel", channel])
+
     def verify_topology(self) -> list[TopologyIssue]:
         return list(self.issues)
 
@@ -75,6 +78,14 @@ def test_create_prepares_channels(delay: CommandLine, built: type[Built]) -> Non
         ["topology", "delay.v1.built", "channels", "orders,", "events:order.created"],
     )
     assert built.asked == [["create"], ["create", "orders", "events:order.created"]]
+
+
+def test_create_creates_channels_if_asked_to(delay: CommandLine, built: type[Built]) -> None:
+    words = ["topology", "create", "--conn-id", "far", "--create-channels"]
+    refused = delay(*words)
+    assert (refused.code, "name each with --channel" in refused.err) == (2, True)
+    delay.document(*words, "--channel", "a", "--channel", "b")
+    assert built.asked == [["create channel", "a"], ["create channel", "b"], ["create", "a", "b"]]
 
 
 @pytest.mark.parametrize(

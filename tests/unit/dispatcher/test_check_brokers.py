@@ -63,6 +63,9 @@ class Remote(EmbeddedBroker, HasTopology):
     def require_topology(self) -> None:
         raise NotImplementedError
 
+    def create_channel(self, channel: str) -> None:
+        raise NotImplementedError
+
     def verify_topology(self) -> list[TopologyIssue]:
         self.verified += 1
         self.verifying.wait(60)
