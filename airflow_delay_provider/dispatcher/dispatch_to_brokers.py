@@ -6,10 +6,12 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_delay_provider.brokers.ledger import delivery
+from airflow_delay_provider.brokers.ledger.claims import renewed
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.loop import Context
@@ -109,11 +111,16 @@ class DispatchToBrokers:
 
     def _send(self, claims: Sequence[Claim]) -> None:
         try:
-            self._connection.get().send([claim.message for claim in claims])
+            with self._renewed(claims):
+                self._connection.get().send([claim.message for claim in claims])
         except Exception as error:  # noqa: BLE001 - an unexpected error must delay as little as possible, too
             self._react(claims, error)
         else:
             self._settle(sent=claims)
+
+    def _renewed(self, claims: Sequence[Claim]) -> AbstractContextManager[None]:
+        context, config = self._context, self._context.config
+        return renewed(context.ledger, claims, owner=config.owner, clock=context.clock, claim=config.claim)
 
     def _react(self, claims: Sequence[Claim], error: Exception) -> None:
         """Mark as dead, hold, or send in smaller parts what was not confirmed; the error delays no other message."""

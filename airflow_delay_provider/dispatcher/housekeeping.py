@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from airflow_delay_provider.brokers.ledger import delivery, scheduling
+from airflow_delay_provider.brokers.ledger import delivery, pruning
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.clock import floor_ms
 
@@ -32,19 +32,22 @@ class RescueStale:
 class Prune:
     """Deletes messages that ended longer ago than the retention.
 
-    It does so in small batches, so that other writers do not wait long.
+    It looks for them page by page without locks and deletes those of a page, so that other writers wait only briefly.
     """
 
     name = "prune"
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._place = pruning.Place()
 
     def run_once(self) -> float:
-        """Delete one batch."""
-        config = self._context.config
+        """Read one page, and delete what is old."""
+        config, ledger = self._context.config, self._context.ledger
         before_ms = floor_ms(self._context.clock.now() - config.retention)
-        pruned = self._context.ledger.transact(scheduling.prune, before_ms=before_ms, limit=config.batch)
-        if pruned:
+        with ledger.read() as connection:
+            found = pruning.find_old(connection, self._place, before_ms=before_ms, limit=config.batch)
+        if found.seqs and (pruned := ledger.transact(pruning.prune, found.state, found.seqs, before_ms=before_ms)):
             log.info("Deleted %d messages that ended more than %s ago", pruned, config.retention)
-        return 0.0 if pruned == config.batch else config.prune_interval.total_seconds()
+        self._place = found.next or pruning.Place()
+        return config.prune_interval.total_seconds() if found.next is None else 0.0

@@ -35,7 +35,7 @@ class DispatcherConfig:
     poll_interval: timedelta = timedelta(milliseconds=20)
     #: Most messages of the ledger a second, None is no limit; Kafka ladders are not limited.
     rate_limit: float | None = None
-    #: Another dispatcher may send a message that the broker has not confirmed in this time.
+    #: Another dispatcher may send messages of a dispatcher that died after this time; a living one renews its claims.
     claim: timedelta = CLAIM
     rescue_interval: timedelta = timedelta(seconds=10)
     #: Finished messages are kept this long; after that their ids can be used again.

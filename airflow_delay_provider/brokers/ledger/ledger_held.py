@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from airflow_delay_provider.brokers.broker_held import take_from
 from airflow_delay_provider.brokers.consumer import SharedConsumer
 from airflow_delay_provider.brokers.ledger import channels, delivery, replay
+from airflow_delay_provider.brokers.ledger.claims import renewed
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.delivery import Claim
 from airflow_delay_provider.brokers.ledger.embedded import LedgerBroker
@@ -184,7 +185,8 @@ class LedgerHeldBroker(LedgerBroker):
         if not claims:
             return
         try:
-            self.target.send([claim.message for claim in claims])
+            with renewed(self.ledger, claims, owner=self._owner, clock=self.clock):
+                self.target.send([claim.message for claim in claims])
         except BrokerError as error:
             sent, unsent = delivery.divide(claims, unconfirmed=error.unconfirmed)
             self._settle(sent=sent, unsent=unsent)

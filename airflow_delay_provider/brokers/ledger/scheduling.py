@@ -1,4 +1,4 @@
-"""Messages enter the ledger, change while they wait, and leave it long after they ended."""
+"""Messages enter the ledger, and change while they are scheduled."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, exists, null, select, true, update
+from sqlalchemy import Connection, bindparam, null, select, true, update
 
-from airflow_delay_provider.brokers.ledger import fold, journal, notices, replay
-from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, take, upsert_into
+from airflow_delay_provider.brokers.ledger import journal, notices, replay
+from airflow_delay_provider.brokers.ledger.dialect import Upsert, insert_rows, is_one_of, upsert_into
 from airflow_delay_provider.brokers.ledger.records import MESSAGE_COLUMNS, AnyRow, StoredRow, row_of
-from airflow_delay_provider.brokers.ledger.tables import channel_message, event, scheduled_message
+from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.exceptions import ConflictError, LifecycleError, NoRecallError, UnknownMessageError
 from airflow_delay_provider.domain.lifecycle import Change, State, allowed_from, outcome_of
 from airflow_delay_provider.domain.message import Message
 
 _MESSAGE = scheduled_message.c
-ENDED = (State.DISPATCHED, State.CANCELLED, State.DEAD)
 _CONTENT = [
     "state",
     "updated_at_ms",
@@ -254,36 +253,3 @@ def _broker_name(destination: str | None) -> str:
 
 def _seqs(rows: Sequence[AnyRow | StoredRow]) -> list[int]:
     return [row.seq for row in rows]
-
-
-def prune(connection: Connection, *, before_ms: int, limit: int) -> int:
-    """Delete up to ``limit`` messages that ended before ``before_ms``, with their history, and return how many.
-
-    A message that is still in a channel stays, however old, and so does one whose end is not in the figures yet.
-    """
-    deleted = 0
-    for state in ENDED:
-        deleted += _prune_state(connection, state, before_ms=before_ms, limit=limit - deleted)
-    return deleted
-
-
-def _prune_state(connection: Connection, state: State, *, before_ms: int, limit: int) -> int:
-    unread = exists().where(channel_message.c.message_seq == _MESSAGE.seq)
-    unfolded = fold.has_unfolded_entries(connection)
-    old = take(
-        connection,
-        select(_MESSAGE.seq)
-        .where(_MESSAGE.state == state.value, _MESSAGE.updated_at_ms < before_ms, ~unread, ~unfolded)
-        .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
-        .limit(limit),
-    )
-    if not old:
-        return 0
-    connection.execute(delete(event).where(is_one_of(connection, event.c.message_seq, old)))
-    rows = connection.execute(
-        delete(scheduled_message)
-        .where(is_one_of(connection, _MESSAGE.seq, old))
-        .returning(_MESSAGE.channel, _MESSAGE.destination)
-    ).all()
-    journal.add_counts(connection, journal.count_moves(rows, before=state, after=None))
-    return len(rows)

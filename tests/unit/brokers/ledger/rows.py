@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from airflow_delay_provider.brokers.ledger import delivery, fold, journal, listing, projection, scheduling
+from airflow_delay_provider.brokers.ledger import delivery, fold, journal, listing, projection, pruning, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.listing import Page
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
@@ -52,6 +52,17 @@ def change(ledger: Ledger, change: Change, *batch: Message, deliver_at_ms: int |
 
 def deliver(ledger: Ledger, *, now_ms: int = NOW_MS, limit: int = 1000) -> int:
     return ledger.transact(lambda c: len(delivery.deliver_due(c, now_ms=now_ms, limit=limit)))
+
+
+def prune(ledger: Ledger, *, before_ms: int, limit: int = 100) -> int:
+    """Delete all messages that ended before then, page by page, and return how many."""
+    deleted, place = 0, pruning.Place()
+    while True:
+        found = read(ledger, lambda c, place=place: pruning.find_old(c, place, before_ms=before_ms, limit=limit))
+        deleted += ledger.transact(pruning.prune, found.state, found.seqs, before_ms=before_ms) if found.seqs else 0
+        if found.next is None:
+            return deleted
+        place = found.next
 
 
 def fold_all(ledger: Ledger, *, limit: int = 1000) -> None:

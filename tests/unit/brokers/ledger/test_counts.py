@@ -193,7 +193,7 @@ class Life:
 
     def prune(self) -> None:
         self.ledger.transact(fold.fold, self.random.choice([1, 10, 1000]))
-        self.ledger.transact(lambda c: scheduling.prune(c, before_ms=self.now_ms - 60_000, limit=5))
+        rows.prune(self.ledger, before_ms=self.now_ms - 60_000, limit=5)
 
 
 def assert_counts_are_true(ledger: Ledger) -> Counter[int]:

@@ -190,7 +190,7 @@ def test_a_message_is_pruned_only_after_its_end_was_counted(ledger: Ledger):
     rows.change(ledger, Change.CANCELLED, gone)
 
     def prune() -> int:
-        return ledger.transact(lambda c: scheduling.prune(c, before_ms=NOW_MS + 1, limit=10))
+        return rows.prune(ledger, before_ms=NOW_MS + 1, limit=10)
 
     assert prune() == 0
     rows.fold_all(ledger)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from airflow_delay_provider.brokers.ledger import channels, delivery, listing, projection, scheduling
+from airflow_delay_provider.brokers.ledger import channels, delivery, listing, projection
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.tables import event, journal_position, message_count, scheduled_message
 from airflow_delay_provider.domain.arguments import OnConflict
@@ -425,7 +425,7 @@ def test_ended_messages_are_pruned_like_any_other_message(ledger: Ledger):
     ended, waits = messages(-1, -1)
     follow(ledger, entry_of(ended, Change.DISPATCHED), entry_of(waits, Change.SCHEDULED))
     rows.fold_all(ledger)
-    assert ledger.transact(lambda c: scheduling.prune(c, before_ms=NOW_MS + 1, limit=10)) == 1
+    assert rows.prune(ledger, before_ms=NOW_MS + 1, limit=10) == 1
     with pytest.raises(UnknownMessageError):
         rows.get(ledger, ended)
     assert rows.state(ledger, waits) is State.SCHEDULED

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 
-from airflow_delay_provider.brokers.ledger import scheduling
+from airflow_delay_provider.brokers.ledger import pruning, scheduling
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.tables import event
@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 def prune(ledger: Ledger, *, before_ms: int = NOW_MS + 1, limit: int = 100) -> int:
     rows.fold_all(ledger)
-    return ledger.transact(lambda c: scheduling.prune(c, before_ms=before_ms, limit=limit))
+    return rows.prune(ledger, before_ms=before_ms, limit=limit)
 
 
 @pytest.fixture
@@ -79,11 +79,58 @@ def test_recently_ended_messages_are_not_pruned(broker: EmbeddedBroker):
     assert prune(broker.ledger, before_ms=NOW_MS + 1) == 1
 
 
-def test_no_more_than_asked_is_removed_at_once(broker: EmbeddedBroker):
+def test_no_more_than_asked_is_read_at_once(broker: EmbeddedBroker):
     """B29"""
     dispatched(broker, 5)
     broker.ack(broker.receive("orders", limit=5))
-    assert [prune(broker.ledger, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    rows.fold_all(broker.ledger)
+    found: list[int] = []
+    place: pruning.Place | None = pruning.Place()
+    while place is not None:
+        page = rows.read(
+            broker.ledger, lambda c, place=place: pruning.find_old(c, place, before_ms=NOW_MS + 1, limit=2)
+        )
+        found.append(len(page.seqs))
+        place = page.next
+    assert found == [2, 2, 1, 0, 0]
+
+
+def test_recent_messages_do_not_hide_old_ones_behind_them(broker: EmbeddedBroker):
+    """A message cancelled long ago may be due after many that ended a moment ago."""
+    ledger = broker.ledger
+    [cancelled] = messages(1000 * DAY_MS)
+    rows.insert(ledger, [cancelled])
+    rows.change(ledger, Change.CANCELLED, cancelled)
+    recent = messages(*range(1, 6))
+    rows.insert(ledger, recent)
+    for message in recent:
+        ledger.transact(scheduling.change_waiting, [message.id], Change.CANCELLED, now_ms=NOW_MS + 10)
+    assert prune(ledger, before_ms=NOW_MS + 1, limit=2) == 1
+    with pytest.raises(UnknownMessageError):
+        rows.get(ledger, cancelled)
+    assert rows.count(ledger) == {State.CANCELLED: 5}
+
+
+def test_a_message_that_is_requeued_after_it_was_found_is_not_deleted(broker: EmbeddedBroker):
+    """A33"""
+    ledger = broker.ledger
+    [message] = dispatched(broker, 1)
+    broker.ack(broker.receive("orders"))
+    rows.fold_all(ledger)
+    found = rows.read(ledger, lambda c: pruning.find_old(c, pruning.Place(), before_ms=NOW_MS + 1, limit=10))
+    assert len(found.seqs) == 1
+    rows.insert(ledger, [message.requeued(from_ms(NOW_MS + 5))])
+    assert ledger.transact(pruning.prune, found.state, found.seqs, before_ms=NOW_MS + 1) == 0
+    assert rows.state(ledger, message) is State.SCHEDULED
+
+
+def test_dispatched_messages_that_are_too_recent_are_not_even_read(ledger: Ledger):
+    """B60: most of a large ledger is younger than the retention."""
+    rows.insert(ledger, messages(*range(-50, 0)))
+    rows.deliver(ledger)
+    place = pruning.Place()
+    found = rows.read(ledger, lambda c: pruning.find_old(c, place, before_ms=NOW_MS - 48, limit=10))
+    assert found.next == pruning.Place(State.CANCELLED)
 
 
 def test_a_reader_of_the_journal_goes_on_after_pruning(broker: EmbeddedBroker):
