@@ -1,0 +1,43 @@
+"""Schedule each row of files or of a table as a message: ``spark-submit bulk_schedule.py --help``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from airflow_delay_provider.spark.jobs.bulk.arguments import NAME, parse_arguments
+from airflow_delay_provider.spark.jobs.bulk.columns import shape_columns
+from airflow_delay_provider.spark.jobs.bulk.schedule import check, schedule, write_report
+from airflow_delay_provider.spark.jobs.bulk.table import read_table
+from airflow_delay_provider.spark.jobs.command import ExitCode, JobError, run_command, spark_session
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return its exit code."""
+    return run_command(NAME, lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    arguments = parse_arguments(argv)
+    with spark_session(f"delay {NAME}", verbose=arguments.verbose) as spark:
+        rows = shape_columns(read_table(spark, arguments), arguments)
+        if arguments.partitions:
+            rows = rows.repartition(arguments.partitions)
+        began = time.monotonic()
+        result = check(spark, rows, arguments) if arguments.dry_run else schedule(spark, rows, arguments)
+        seconds = time.monotonic() - began
+    print(f"{NAME}: {result.describe(seconds, dry_run=arguments.dry_run)}", flush=True)
+    if arguments.report:
+        write_report(result, seconds, arguments)
+    if result.rejected and arguments.on_rejects == "fail":
+        where = f"see {arguments.rejects}" if arguments.rejects else "give --rejects FOLDER to get all of them"
+        raise JobError(
+            f"--on-rejects: {result.rejected} of {result.rows} rows were rejected, the first because of"
+            f" {result.first_reasons[0]!r}; {where}, correct them and schedule them again",
+            code=ExitCode.REJECTS,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Run a job as a command: one sentence for each known problem, exit codes, and progress while Spark works."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from airflow_delay_provider.domain.exceptions import DelayError
+
+#: Between two lines of progress.
+PROGRESS_SECONDS = 5.0
+JAVA_REMEDY = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+#: They print the Java stack trace of a failure that the job itself reports in one sentence.
+_CHATTY = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.scheduler.TaskSchedulerImpl",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.util.Utils",
+)
+_OWN_ERROR = re.compile(r"airflow_delay_provider\.[\w.]+\.(\w+Error): (.+)$", re.MULTILINE)
+_JAVA_MISSING = ("JAVA_GATEWAY_EXITED", "[JAVA_GATEWAY_EXITED]")
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all jobs."""
+
+    OK = 0
+    #: Nothing is wrong with the arguments, but the job could not do its work; it may be repeated.
+    FAILED = 1
+    #: An argument or the input is wrong; nothing was changed.
+    USAGE = 2
+    #: All good rows are scheduled, and ``--on-rejects fail`` is given.
+    REJECTS = 3
+
+
+class JobError(DelayError):
+    """A job ends with this sentence and this exit code."""
+
+    def __init__(self, sentence: str, *, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class UsageError(JobError):
+    """An option is wrong. Nothing was changed."""
+
+    def __init__(self, option: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{option}: {problem}; {remedy}", code=ExitCode.USAGE)
+
+
+def run_command(name: str, work: Callable[[], None]) -> int:
+    """Do the work; turn a known problem into one sentence on stderr, and return the exit code."""
+    # PySpark would print each error of a query as one line of JSON with the whole Java stack trace.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        work()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        return 130
+    except Exception as error:  # noqa: BLE001 - what is not known is printed in full
+        sentence = sentence_of(error)
+        if sentence is None:
+            traceback.print_exc()
+            sentence = f"failed unexpectedly with {type(error).__name__}; see the traceback above"
+        sys.stderr.write(f"{name}: {sentence}\n")
+        return int(error.code if isinstance(error, JobError) else ExitCode.FAILED)
+    return int(ExitCode.OK)
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """Return a known problem in one sentence; None if it is not known."""
+    if isinstance(error, DelayError):
+        return _one_line(str(error))
+    text = str(error)
+    if any(mark in text for mark in _JAVA_MISSING) or _is_missing_java(error):
+        return f"Java: Spark did not start, as no Java is found or it is too old; {JAVA_REMEDY}"
+    if own := _OWN_ERROR.findall(text):
+        # The error of an executor, or of the data source's driver part, inside of Spark's own.
+        return _one_line(own[-1][1])
+    if "kafka" in text and ("DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text):
+        return (
+            "spark.jars: Spark's Kafka connector is missing; fetch its jars once into a folder (docs/pipeline.md) and"
+            " pass them with --jars or spark.jars"
+        )
+    return None
+
+
+def _is_missing_java(error: BaseException) -> bool:
+    return isinstance(error, FileNotFoundError) and "java" in str(error.filename or "")
+
+
+def condition_of(error: BaseException) -> str:
+    """Return the error condition of Spark; empty if it has none."""
+    return (error.getCondition() or "") if isinstance(error, PySparkException) else ""
+
+
+@contextmanager
+def spark_session(
+    name: str, settings: Mapping[str, str] | None = None, *, verbose: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark, or use the running session, which then goes on."""
+    was_active = SparkSession.getActiveSession() is not None
+    builder = SparkSession.builder.appName(name)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    if not verbose:
+        _silence(spark)
+    try:
+        yield spark
+    finally:
+        if not was_active:
+            spark.stop()
+
+
+def _silence(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    for logger in _CHATTY:
+        log4j.core.config.Configurator.setLevel(logger, log4j.Level.OFF)
+
+
+@contextmanager
+def progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Print how many tasks of Spark are done, while it works for long."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_print_progress, args=(spark, what, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _print_progress(spark: SparkSession, what: str, ended: threading.Event) -> None:
+    began = time.monotonic()
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(PROGRESS_SECONDS):
+        with suppress(Exception):  # it ends with the session, at any moment
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done = sum(stage.numCompletedTasks for stage in stages if stage)
+            tasks = sum(stage.numTasks for stage in stages if stage)
+            print(f"{what}: {done} of {tasks} tasks done, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
