@@ -10,7 +10,7 @@ from airflow_delay_provider.spark.jobs.bulk.arguments import NAME, parse_argumen
 from airflow_delay_provider.spark.jobs.bulk.columns import shape_columns
 from airflow_delay_provider.spark.jobs.bulk.schedule import check, schedule, write_report
 from airflow_delay_provider.spark.jobs.bulk.table import read_table
-from airflow_delay_provider.spark.jobs.command import ExitCode, JobError, run_command, spark_session
+from airflow_delay_provider.spark.jobs.command import ExitCode, JobError, run_command, say, spark_session
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def _run(argv: Sequence[str] | None) -> None:
         began = time.monotonic()
         result = check(spark, rows, arguments) if arguments.dry_run else schedule(spark, rows, arguments)
         seconds = time.monotonic() - began
-    print(f"{NAME}: {result.describe(seconds, dry_run=arguments.dry_run)}", flush=True)
+    say(f"{NAME}: {result.describe(seconds, dry_run=arguments.dry_run)}")
     if arguments.report:
         write_report(result, seconds, arguments)
     if result.rejected and arguments.on_rejects == "fail":

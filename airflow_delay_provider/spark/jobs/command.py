@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any
@@ -79,6 +79,12 @@ def run_command(name: str, work: Callable[[], None]) -> int:
     return int(ExitCode.OK)
 
 
+def say(line: str) -> None:
+    """Print one line of output at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def sentence_of(error: BaseException) -> str | None:
     """Return a known problem in one sentence; None if it is not known."""
     if isinstance(error, DelayError):
@@ -107,15 +113,10 @@ def condition_of(error: BaseException) -> str:
 
 
 @contextmanager
-def spark_session(
-    name: str, settings: Mapping[str, str] | None = None, *, verbose: bool = False
-) -> Iterator[SparkSession]:
+def spark_session(name: str, *, verbose: bool = False) -> Iterator[SparkSession]:
     """Start Spark, or use the running session, which then goes on."""
     was_active = SparkSession.getActiveSession() is not None
-    builder = SparkSession.builder.appName(name)
-    for key, value in (settings or {}).items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.appName(name).getOrCreate()
     if not verbose:
         _silence(spark)
     try:
@@ -153,7 +154,9 @@ def _print_progress(spark: SparkSession, what: str, ended: threading.Event) -> N
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             done = sum(stage.numCompletedTasks for stage in stages if stage)
             tasks = sum(stage.numTasks for stage in stages if stage)
-            print(f"{what}: {done} of {tasks} tasks done, {time.monotonic() - began:.0f} s", flush=True)
+            # Before the first task, Spark plans the query, and the broker is asked whether it is there.
+            work = f"{done} of {tasks} tasks done" if tasks else "preparing"
+            say(f"{what}: {work}, {time.monotonic() - began:.0f} s")
 
 
 def _one_line(text: str) -> str:

@@ -13,8 +13,8 @@ DATA_SOURCE, KAFKA_SINK = "data-source", "kafka-sink"
 
 _EPILOG = """\
 columns: id, channel, payload, deliver_at (a timestamp, or ISO-8601 text with a zone) or deliver_after (seconds), key,
-headers, content_type, priority. Rows without an id get one that depends on --id-prefix and all of their columns, so that
-the same rows scheduled again are the same messages.
+headers, content_type, priority. If there is no column id, the ids depend on --id-prefix and on all columns of a row, so
+that the same rows scheduled again are the same messages.
 
 exit codes: 0 all rows are scheduled, or rejects were kept as asked; 1 the job failed, repeat it; 2 an argument or the
 input is wrong, nothing was scheduled; 3 all good rows are scheduled, the others are in --rejects.
@@ -60,8 +60,8 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--table", help="a table or view of Spark's catalog")
     group.add_argument(
         "--format",
-        help="parquet, json (one object per line), csv (with a header), orc, or another format that Spark knows; default:"
-        " the extension of --input",
+        help="parquet, json (one object per line), csv (with a header), orc, or another format of Spark;"
+        " default: the extension of --input",
     )
     group.add_argument(
         "--read-option",

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql.functions import coalesce, col, expr, lit, when
 from pyspark.sql.types import DataType, IntegralType, StringType
 
 from airflow_delay_provider.spark.jobs.command import UsageError, condition_of
@@ -30,7 +30,7 @@ def shape_columns(rows: DataFrame, arguments: Namespace) -> DataFrame:
     """Return the rows with the columns of a message and no others."""
     _check_names(rows, arguments)
     taken = {**{name: _named(source) for name, source in arguments.columns.items()}}
-    taken |= {name: F.expr(sql) for name, sql in arguments.expressions.items()}
+    taken |= {name: expr(sql) for name, sql in arguments.expressions.items()}
     sources = set(arguments.columns.values())
     for name in COLUMNS:
         if name in rows.columns and name not in sources:
@@ -63,7 +63,7 @@ def _check_names(rows: DataFrame, arguments: Namespace) -> None:
 
 def _with_texts(rows: DataFrame) -> DataFrame:
     casts = {
-        field.name: F.col(field.name).cast(StringType())
+        field.name: col(field.name).cast(StringType())
         for field in rows.schema.fields
         if field.name in _TEXTS and isinstance(field.dataType, IntegralType)
     }
@@ -75,24 +75,24 @@ def _complete(rows: DataFrame, arguments: Namespace) -> DataFrame:
     for name in ("content_type", "priority"):
         value = getattr(arguments, name)
         if value is not None:
-            rows = rows.withColumn(name, _default(rows, name, F.lit(value)))
+            rows = rows.withColumn(name, _default(rows, name, lit(value)))
     for name in ("deliver_at", "deliver_after"):
         value = getattr(arguments, name)
         if value is not None:
-            times = [F.col(each).isNull() for each in ("deliver_at", "deliver_after") if each in rows.columns]
-            has_none = F.lit(True)
+            times = [col(each).isNull() for each in ("deliver_at", "deliver_after") if each in rows.columns]
+            has_none = lit(True)
             for is_null in times:
                 has_none = has_none & is_null
-            literal = F.lit(value).cast(_type_of(rows, name)) if name in rows.columns else F.lit(value)
-            own = F.col(name) if name in rows.columns else F.lit(None)
-            rows = rows.withColumn(name, F.when(has_none, literal).otherwise(own))
+            literal = lit(value).cast(_type_of(rows, name)) if name in rows.columns else lit(value)
+            own = col(name) if name in rows.columns else lit(None)
+            rows = rows.withColumn(name, when(has_none, literal).otherwise(own))
     return rows
 
 
 def _default(rows: DataFrame, name: str, value: Column) -> Column:
     if name not in rows.columns:
         return value
-    return F.coalesce(F.col(name), value.cast(_type_of(rows, name)))
+    return coalesce(col(name), value.cast(_type_of(rows, name)))
 
 
 def _type_of(rows: DataFrame, name: str) -> DataType:
@@ -100,7 +100,7 @@ def _type_of(rows: DataFrame, name: str) -> DataType:
 
 
 def _named(column: str) -> Column:
-    return F.col("`" + column.replace("`", "``") + "`")
+    return col("`" + column.replace("`", "``") + "`")
 
 
 def _reason_of(error: PySparkException) -> str:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import col, unbase64
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_delay_provider.spark.jobs.command import UsageError, condition_of
@@ -74,9 +74,9 @@ def _read_rejects(spark: SparkSession, paths: Sequence[str], row: StructType, op
     """Return the rows of a rejects folder without field and reason; bytes were written in base64."""
     rows = spark.read.schema(StructType([StructField("row", _as_text(row, keep=_is_base64))])).options(**options)
     columns = [
-        F.unbase64(F.col(f"row.`{field.name}`.base64")).alias(field.name)
+        unbase64(col(f"row.`{field.name}`.base64")).alias(field.name)
         if _is_base64(field)
-        else F.col(f"row.`{field.name}`").alias(field.name)
+        else col(f"row.`{field.name}`").alias(field.name)
         for field in row.fields
     ]
     return rows.json(list(paths)).select(*columns)
@@ -107,7 +107,7 @@ def _refuse_corrupt(rows: DataFrame, remedy: str) -> None:
     if CORRUPT not in rows.columns:
         return
     # All columns are selected, as Spark parses no more than it is asked for.
-    bad = rows.filter(F.col(CORRUPT).isNotNull()).select(*rows.columns).head(1)
+    bad = rows.filter(col(CORRUPT).isNotNull()).select(*rows.columns).head(1)
     if bad:
         raise UsageError("--input", f"a line cannot be parsed: {bad[0][CORRUPT][:200]!r}", f"write {remedy}")
 
