@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -291,15 +292,44 @@ def _headers(columns: _Columns) -> list[dict[str, str] | None] | None:
     column = columns.find("headers")
     if column is None:
         return None
-    return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    if pa.types.is_map(column.type):
+        return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    texts = columns.texts("headers") or ()
+    return [None if text is None else _headers_of(columns, row, text) for row, text in enumerate(texts)]
+
+
+def _headers_of(columns: _Columns, row: int, text: str) -> dict[str, str] | None:
+    """Return the headers of a row of a file that knows only text."""
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        headers = None
+    if not isinstance(headers, dict):
+        columns.refuse(row, "headers", f"{text[:100]!r} is not a JSON object", 'write them as {"name": "value"}')
+        return None
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            columns.refuse(row, "headers", f"{name!r}: {value!r} is not text", "use text for both")
+            return None
+    return headers
 
 
 def _priorities(columns: _Columns) -> Sequence[int | None] | None:
     column = columns.find("priority")
     if column is None:
         return None
-    priorities: list[int | None] = column.to_pylist()
+    priorities = [
+        None if value is None else _priority_of(columns, row, value) for row, value in enumerate(column.to_pylist())
+    ]
     for row, priority in enumerate(priorities):
         if priority is not None and not 0 <= priority <= MAX_PRIORITY:
             columns.refuse(row, "priority", f"{priority} is out of range", f"use 0 to {MAX_PRIORITY}")
     return priorities
+
+
+def _priority_of(columns: _Columns, row: int, value: int | str) -> int | None:
+    try:
+        return int(value)
+    except ValueError:
+        columns.refuse(row, "priority", f"{value!r} is not a whole number", "use 0 to 255")
+        return None

@@ -27,11 +27,14 @@ COLUMNS: Mapping[str, tuple[str, tuple[type[DataType], ...]]] = {
     "channel": _TEXT,
     "payload": ("string or binary", (StringType, BinaryType)),
     "deliver_at": ("timestamp or string (ISO-8601 with a time zone)", (TimestampType, StringType)),
-    "deliver_after": ("a number (of seconds) or interval day to second", (NumericType, DayTimeIntervalType)),
+    "deliver_after": (
+        "a number (of seconds, also as text) or interval day to second",
+        (NumericType, DayTimeIntervalType, StringType),
+    ),
     "key": _TEXT,
-    "headers": ("map<string,string>", (MapType,)),
+    "headers": ("map<string,string> or string (a JSON object)", (MapType, StringType)),
     "content_type": _TEXT,
-    "priority": ("int", (WholeNumberType,)),
+    "priority": ("int (also as text)", (WholeNumberType, StringType)),
 }
 _REMEDIES = {
     "payload": "convert it, for example with to_json(struct(...))",

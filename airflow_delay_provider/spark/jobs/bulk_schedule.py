@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 
 from airflow_delay_provider.spark.jobs.bulk.arguments import NAME, parse_arguments
@@ -31,12 +32,19 @@ def _run(argv: Sequence[str] | None) -> None:
     if arguments.report:
         write_report(result, seconds, arguments)
     if result.rejected and arguments.on_rejects == "fail":
-        where = f"see {arguments.rejects}" if arguments.rejects else "give --rejects FOLDER to get all of them"
         raise JobError(
             f"--on-rejects: {result.rejected} of {result.rows} rows were rejected, the first because of"
-            f" {result.first_reasons[0]!r}; {where}, correct them and schedule them again",
+            f" {result.first_reasons[0]!r}; {_remedy(arguments)}",
             code=ExitCode.REJECTS,
         )
+
+
+def _remedy(arguments: Namespace) -> str:
+    if arguments.dry_run:
+        return "correct them, or schedule the others with --rejects FOLDER"
+    if arguments.rejects:
+        return f"correct them in {arguments.rejects} and schedule that folder (--format json)"
+    return "give --rejects FOLDER to get all of them, and schedule the same input again"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ _CHATTY = (
     "org.apache.spark.util.Utils",
 )
 _OWN_ERROR = re.compile(r"airflow_delay_provider\.[\w.]+\.(\w+Error): (.+)$", re.MULTILINE)
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)?)\]")
 _JAVA_MISSING = ("JAVA_GATEWAY_EXITED", "[JAVA_GATEWAY_EXITED]")
 
 
@@ -108,8 +109,10 @@ def _is_missing_java(error: BaseException) -> bool:
 
 
 def condition_of(error: BaseException) -> str:
-    """Return the error condition of Spark; empty if it has none."""
-    return (error.getCondition() or "") if isinstance(error, PySparkException) else ""
+    """Return Spark's name for an error, such as ``PATH_NOT_FOUND``; empty if it has none."""
+    own = error.getCondition() if isinstance(error, PySparkException) else None
+    found = _CONDITION.search(str(error)) if own is None else None
+    return own or (found[1] if found else "")
 
 
 @contextmanager

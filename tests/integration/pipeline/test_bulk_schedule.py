@@ -52,7 +52,9 @@ class Scheduling:
     def messages(self) -> dict[str, Message]:
         """All messages by their payload."""
         with self.ledger.read() as connection:
-            return {record.message.payload.decode(): record.message for record in listing.page(connection).records}
+            ids = [record.message.id for record in listing.page(connection).records]
+            found = [listing.get(connection, message_id).message for message_id in ids]
+        return {message.payload.decode(errors="replace"): message for message in found}
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -211,9 +213,7 @@ def test_rejected_bytes_survive_the_rejects_folder(job: Scheduling) -> None:
     arguments = ("--channel", "c", "--rejects", folder)
     assert job.run("--input", job.folder / "b.parquet", "--column", "deliver_at=when", *arguments) == 3
     assert job.run("--input", folder, "--format", "json", "--deliver-after", 60, *arguments) == 0
-    with job.ledger.read() as connection:
-        [record] = listing.page(connection).records
-    assert record.message.payload == b"\xff\x00binary"
+    assert [message.payload for message in job.messages().values()] == [b"\xff\x00binary"]
 
 
 def test_a_dry_run_counts_the_same_rejects_and_writes_nothing(
@@ -221,7 +221,7 @@ def test_a_dry_run_counts_the_same_rejects_and_writes_nothing(
 ) -> None:
     arguments = ("--input", bad, "--channel", "c", "--on-past", "fail", "--dry-run")
     assert job.run(*arguments, "--rejects", job.folder / "rejects") == 3
-    assert (job.report["rows"], job.report["rejected"], job.report["outcomes"]) == (8, 7, {})
+    assert (job.report["rows"], job.report["rejected"], sum(job.report["outcomes"].values())) == (8, 7, 0)
     assert not (job.folder / "rejects").exists()
     assert job.messages() == {}
     assert "1 can be scheduled, 7 rejected" in capsys.readouterr().out

@@ -1,76 +1,79 @@
-"""The dry run: check each row as the data source would, and count; nothing is scheduled or written."""
+"""The dry run: a data source that checks each row as ``delay`` does and counts; it schedules and rejects nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
 
-import pyarrow as pa
+from pyspark.sql.datasource import DataSource
 
-from airflow_delay_provider.domain.clock import SystemClock
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
+from airflow_delay_provider.spark.connection import find_job_connection
 from airflow_delay_provider.spark.datasource.columns import MessageColumns
-from airflow_delay_provider.spark.jobs.bulk.result import Result
+from airflow_delay_provider.spark.datasource.locations import Location
+from airflow_delay_provider.spark.datasource.options import OnRejects, WriteOptions
+from airflow_delay_provider.spark.datasource.rejects import Reject
+from airflow_delay_provider.spark.datasource.schema import check_schema
+from airflow_delay_provider.spark.datasource.writer import DelayWriter, WriteCounts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
 
-    from airflow_delay_provider.domain.arguments import Limits
-    from airflow_delay_provider.spark.datasource.options import WriteOptions
+    from airflow_delay_provider.brokers.port import Broker
 
-#: Reasons that a task reports.
-EXAMPLES = 5
-_SCHEMA = "rows long, field string, rejects long, reason string"
+
+class CheckDataSource(DataSource):
+    """``df.write.format("delay_check")``: options and report are those of ``delay``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "delay_check"
+
+    def schema(self) -> NoReturn:
+        """There is nothing to read."""
+        raise NotImplementedError
+
+    def writer(self, schema: StructType, overwrite: bool) -> CheckWriter:
+        """Check what concerns all rows; the broker is not asked."""
+        del overwrite
+        options = WriteOptions.parse(self.options)
+        check_schema(schema, channel=options.channel)
+        return CheckWriter(
+            # Rejects are no failure of the check: it is there to count them.
+            options=replace(options, on_rejects=OnRejects.KEEP),
+            connection=find_job_connection(
+                options.connection, hold=options.hold, connection_file=options.connection_file
+            ),
+            rejects=None,
+            report=None if options.report is None else Location.parse("report", options.report),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowCheck:
-    """Checks batches of rows on executors; it has the limits of a connection, but not the connection."""
+class CheckWriter(DelayWriter):
+    """Counts what the write would reject."""
 
-    options: WriteOptions
-    limits: Limits
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns, rows = MessageColumns(self.options), 0
-        rejects: Counter[str] = Counter()
-        reasons: dict[str, str] = {}
-        for batch in batches:
-            rows += batch.num_rows
-            for error in self._errors(columns, batch, SystemClock().now()):
-                rejects[error.field] += 1
-                reasons.setdefault(error.field, str(error))
-        counted = [(rows, None, 0, None), *((0, field, count, reasons[field]) for field, count in rejects.items())]
-        yield pa.RecordBatch.from_pylist(
-            [dict(zip(("rows", "field", "rejects", "reason"), each, strict=True)) for each in counted],
-            schema=pa.schema(
-                [("rows", pa.int64()), ("field", pa.string()), ("rejects", pa.int64()), ("reason", pa.string())]
-            ),
-        )
-
-    def _errors(self, columns: MessageColumns, batch: pa.RecordBatch, now: datetime) -> Iterator[InvalidMessageError]:
-        found = columns.read(batch, now=now)
-        yield from found.errors.values()
-        for message in found.messages:
-            try:
-                self.limits.check(message, now=now)
-            except InvalidMessageError as error:
-                yield error
+    def write(self, iterator: Iterator[RecordBatch]) -> WriteCounts:
+        """Return the counts of one task."""
+        counts, columns = WriteCounts(), MessageColumns(self.options)
+        # A broker that is only asked for its limits connects to nothing and creates nothing.
+        with self.connection.open(may_create=True) as broker:
+            for batch in iterator:
+                rejects = [Reject.of(batch, row, error) for row, error in _errors(broker, columns, batch)]
+                counts.add_batch(batch.num_rows, Counter(), rejects)
+        return counts
 
 
-def check_rows(rows: DataFrame, check: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Result:
-    """Return what the write would reject."""
-    counted = rows.mapInArrow(check, _SCHEMA).collect()
-    rejects: Counter[str] = Counter()
-    for each in counted:
-        if each["field"]:
-            rejects[each["field"]] += each["rejects"]
-    reasons = list(dict.fromkeys(each["reason"] for each in counted if each["reason"]))
-    return Result(
-        rows=sum(each["rows"] for each in counted),
-        rejected=rejects.total(),
-        rejected_by_column=dict(rejects),
-        first_reasons=reasons[:EXAMPLES],
-    )
+def _errors(broker: Broker, columns: MessageColumns, batch: RecordBatch) -> Iterator[tuple[int, InvalidMessageError]]:
+    now = broker.clock.now()
+    found = columns.read(batch, now=now)
+    yield from found.errors.items()
+    for number, message in zip(found.numbers, found.messages, strict=True):
+        try:
+            broker.check_message(message, now=now)
+        except InvalidMessageError as error:
+            yield number, error

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_delay_provider.spark.connection import find_job_connection
 from airflow_delay_provider.spark.datasource.locations import Location
-from airflow_delay_provider.spark.datasource.options import WriteOptions
-from airflow_delay_provider.spark.datasource.schema import check_schema
 from airflow_delay_provider.spark.jobs.bulk.arguments import DATA_SOURCE, NAME
-from airflow_delay_provider.spark.jobs.bulk.check import RowCheck, check_rows
+from airflow_delay_provider.spark.jobs.bulk.check import CheckDataSource
 from airflow_delay_provider.spark.jobs.bulk.result import Result
 from airflow_delay_provider.spark.jobs.command import progress
 
@@ -23,19 +21,19 @@ def schedule(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Resu
     """Schedule all good rows; rejected rows are in the result, whatever ``--on-rejects`` says."""
     with progress(spark, f"{NAME}: scheduling"):
         if arguments.via == DATA_SOURCE:
-            return _write(rows, arguments)
+            return _write(rows, "delay", data_source_options(arguments))
         raise NotImplementedError
 
 
 def check(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Result:
     """Check all rows and schedule none."""
-    options = WriteOptions.parse(data_source_options(arguments))
-    check_schema(rows.schema, channel=options.channel)
-    connection = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
-    with connection.open() as broker:
-        limits = broker.limits
+    spark.dataSource.register(CheckDataSource)
+    options = data_source_options(arguments)
+    # Nothing is written, so nothing can be lost.
+    for name in ("rejects", "onRejects"):
+        options.pop(name, None)
     with progress(spark, f"{NAME}: checking"):
-        return check_rows(rows, RowCheck(options=options, limits=limits))
+        return _write(rows, CheckDataSource.name(), options)
 
 
 def write_report(result: Result, seconds: float, arguments: Namespace) -> None:
@@ -59,20 +57,19 @@ def data_source_options(arguments: Namespace) -> dict[str, str]:
         "channel": arguments.channel,
         "onConflict": arguments.on_conflict,
         "onPast": arguments.on_past,
-        "onRejects": "fail" if arguments.dry_run else arguments.on_rejects,
-        "rejects": None if arguments.dry_run else arguments.rejects,
+        "onRejects": arguments.on_rejects,
+        "rejects": arguments.rejects,
         "idPrefix": arguments.id_prefix or None,
         "batchSize": arguments.batch_size,
     }
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _write(rows: DataFrame, arguments: Namespace) -> Result:
+def _write(rows: DataFrame, data_source: str, options: Mapping[str, str]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        options = {**data_source_options(arguments), "report": str(report)}
         try:
-            rows.write.format("delay").mode("append").options(**options).save()
+            rows.write.format(data_source).mode("append").options(**options, report=str(report)).save()
         except Exception:
             # The data source writes its report also if it fails because of rejects.
             if not report.exists():

@@ -7,9 +7,8 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, unbase64
+from pyspark.sql.functions import coalesce, col, unbase64
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_delay_provider.spark.jobs.command import UsageError, condition_of
@@ -17,6 +16,7 @@ from airflow_delay_provider.spark.jobs.command import UsageError, condition_of
 CORRUPT = "_corrupt_record"
 #: What a line of a rejects folder has.
 REJECT_COLUMNS = frozenset({"field", "reason", "row"})
+_BASE64 = "_base64"
 _FORMATS = {
     "parquet": "parquet",
     "json": "json",
@@ -37,7 +37,9 @@ def read_table(spark: SparkSession, arguments: Namespace) -> DataFrame:
             return spark.read.options(**arguments.read_options).table(arguments.table)
         file_format = arguments.format or guess_format(arguments.input)
         return _read_files(spark, arguments.input, file_format.lower(), arguments.read_options)
-    except PySparkException as error:
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of PySpark, or of the library under it
         _explain(error, arguments)
 
 
@@ -72,24 +74,21 @@ def _read_json(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
 
 def _read_rejects(spark: SparkSession, paths: Sequence[str], row: StructType, options: Mapping[str, str]) -> DataFrame:
     """Return the rows of a rejects folder without field and reason; bytes were written in base64."""
-    rows = spark.read.schema(StructType([StructField("row", _as_text(row, keep=_is_base64))])).options(**options)
-    columns = [
-        unbase64(col(f"row.`{field.name}`.base64")).alias(field.name)
-        if _is_base64(field)
-        else col(f"row.`{field.name}`").alias(field.name)
-        for field in row.fields
-    ]
-    return rows.json(list(paths)).select(*columns)
+    rows = spark.read.schema(StructType([StructField("row", _as_text(row))])).options(**options).json(list(paths))
+    columns = {}
+    for name in row.names:
+        cell = col(f"row.`{name}`")
+        plain = name.removesuffix(_BASE64)
+        if plain != name:
+            text = [col(f"row.`{plain}`").cast("binary")] if plain in row.names else []
+            columns[plain] = coalesce(unbase64(cell), *text)
+        else:
+            columns.setdefault(name, cell)
+    return rows.select(*(cell.alias(name) for name, cell in columns.items()))
 
 
-def _is_base64(field: StructField) -> bool:
-    return isinstance(field.dataType, StructType) and field.dataType.names == ["base64"]
-
-
-def _as_text(schema: StructType, *, keep: object = None) -> StructType:
-    return StructType(
-        [field if callable(keep) and keep(field) else StructField(field.name, StringType()) for field in schema.fields]
-    )
+def _as_text(schema: StructType) -> StructType:
+    return StructType([StructField(name, StringType()) for name in schema.names])
 
 
 def _read_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
@@ -112,7 +111,7 @@ def _refuse_corrupt(rows: DataFrame, remedy: str) -> None:
         raise UsageError("--input", f"a line cannot be parsed: {bad[0][CORRUPT][:200]!r}", f"write {remedy}")
 
 
-def _explain(error: PySparkException, arguments: Namespace) -> NoReturn:
+def _explain(error: Exception, arguments: Namespace) -> NoReturn:
     where = ", ".join(arguments.input or [arguments.table])
     condition = condition_of(error).partition(".")[0]
     option = "--table" if arguments.table else "--input"
