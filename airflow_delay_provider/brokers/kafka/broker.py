@@ -92,8 +92,11 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
         return [Receipt(message_id=message.id, outcome=Outcome.DISPATCHED) for message in messages]
 
     def check_channels(self, channels: Iterable[str]) -> None:
-        for channel in dict.fromkeys(channels):
-            self._publisher.check_channel(channel)
+        self.channel_settings(channels)
+
+    def channel_settings(self, channels: Iterable[str]) -> dict[str, admin.ChannelSettings]:
+        """Return the settings of channels; refuse one that cannot receive messages."""
+        return {channel: self._publisher.check_channel(channel) for channel in dict.fromkeys(channels)}
 
     def _prepare(self, messages: Sequence[Message]) -> None:
         """Refuse messages that could not be delivered, before any is written."""
