@@ -27,23 +27,25 @@ COLUMNS: Mapping[str, tuple[str, tuple[type[DataType], ...]]] = {
     "channel": _TEXT,
     "payload": ("string or binary", (StringType, BinaryType)),
     "deliver_at": ("timestamp or string (ISO-8601 with a time zone)", (TimestampType, StringType)),
-    "deliver_after": (
-        "a number (of seconds, also as text) or interval day to second",
-        (NumericType, DayTimeIntervalType, StringType),
-    ),
+    "deliver_after": ("a number (of seconds) or interval day to second", (NumericType, DayTimeIntervalType)),
     "key": _TEXT,
-    "headers": ("map<string,string> or string (a JSON object)", (MapType, StringType)),
+    "headers": ("map<string,string>", (MapType,)),
     "content_type": _TEXT,
-    "priority": ("int (also as text)", (WholeNumberType, StringType)),
+    "priority": ("int", (WholeNumberType,)),
 }
+#: They may also be text, as in CSV files: a number, and headers as a JSON object.
+_ALSO_TEXT = frozenset({"deliver_after", "headers", "priority"})
 _REMEDIES = {
     "payload": "convert it, for example with to_json(struct(...))",
     "headers": "convert it, for example with map('name', value)",
 }
 
 
-def check_schema(schema: StructType, *, channel: str | None) -> None:
-    """Refuse columns that cannot be messages, before any row is written."""
+def check_schema(schema: StructType, *, channel: str | None, parses_text: bool = False) -> None:
+    """Refuse columns that cannot be messages, before any row is written.
+
+    :param parses_text: whether the writer parses numbers and headers that are text.
+    """
     names = Counter(schema.fieldNames())
     for name, count in names.items():
         if name not in COLUMNS:
@@ -53,7 +55,8 @@ def check_schema(schema: StructType, *, channel: str | None) -> None:
         if count > 1:
             raise ConfigurationError(f"{name}: {count} columns have this name; drop or rename the others")
     for field in schema.fields:
-        _check_type(field.name, field.dataType)
+        if not (parses_text and field.name in _ALSO_TEXT and isinstance(field.dataType, StringType)):
+            _check_type(field.name, field.dataType)
     if "payload" not in names:
         raise ConfigurationError("payload: the column is missing; add one of type string or binary")
     if not names.keys() & {"deliver_at", "deliver_after"}:

@@ -35,7 +35,7 @@ class DelayDataSource(DataSource):
         if overwrite:
             raise ConfigurationError('mode: scheduled messages cannot be overwritten as a whole; use .mode("append")')
         options = WriteOptions.parse(self.options)
-        check_schema(schema, channel=options.channel)
+        check_schema(schema, channel=options.channel, parses_text=True)
         return DelayWriter.prepare(options)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from airflow_delay_provider.spark.jobs.bulk.arguments import NAME, parse_arguments
 from airflow_delay_provider.spark.jobs.bulk.columns import shape_columns
+from airflow_delay_provider.spark.jobs.bulk.result import Result
 from airflow_delay_provider.spark.jobs.bulk.schedule import check, schedule, write_report
 from airflow_delay_provider.spark.jobs.bulk.table import read_table
 from airflow_delay_provider.spark.jobs.command import ExitCode, JobError, run_command, say, spark_session
@@ -33,10 +34,14 @@ def _run(argv: Sequence[str] | None) -> None:
         write_report(result, seconds, arguments)
     if result.rejected and arguments.on_rejects == "fail":
         raise JobError(
-            f"--on-rejects: {result.rejected} of {result.rows} rows were rejected, the first because of"
-            f" {result.first_reasons[0]!r}; {_remedy(arguments)}",
+            f"--on-rejects: {result.rejected} of {result.rows} rows were rejected{_example(result)};"
+            f" {_remedy(arguments)}",
             code=ExitCode.REJECTS,
         )
+
+
+def _example(result: Result) -> str:
+    return f", the first because of {result.first_reasons[0]!r}" if result.first_reasons else ""
 
 
 def _remedy(arguments: Namespace) -> str:

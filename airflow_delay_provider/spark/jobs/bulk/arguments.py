@@ -47,12 +47,26 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UsageError("--rejects", "is missing, so --on-rejects keep would lose rows", "name a folder for them")
     if given.deliver_at is not None and given.deliver_after is not None:
         raise UsageError("--deliver-at", "--deliver-after is given, too", "give only one of them")
+    if given.via == KAFKA_SINK:
+        _check_kafka_sink(given)
     given.columns = _pairs("--column", given.column, example="deliver_at=due_time")
     given.expressions = _pairs("--expression", given.expression, example="payload=to_json(struct(*))")
     given.read_options = _pairs("--read-option", given.read_option, example="sep=;")
     for name in sorted(given.columns.keys() & given.expressions.keys()):
         raise UsageError("--expression", f"--column gives {name}, too", "give only one of them")
     return given
+
+
+def _check_kafka_sink(given: argparse.Namespace) -> None:
+    for option, is_wrong in (
+        ("--on-conflict", given.on_conflict != OnConflict.KEEP),
+        ("--hold", given.hold == "ledger"),
+        ("--batch-size", given.batch_size is not None),
+    ):
+        if is_wrong:
+            raise UsageError(
+                option, f"--via {KAFKA_SINK} does not know it", f"leave it out, or use --via {DATA_SOURCE}"
+            )
 
 
 def _add_input(group: argparse._ArgumentGroup) -> None:

@@ -41,7 +41,7 @@ class CheckDataSource(DataSource):
         """Check what concerns all rows; the broker is not asked."""
         del overwrite
         options = WriteOptions.parse(self.options)
-        check_schema(schema, channel=options.channel)
+        check_schema(schema, channel=options.channel, parses_text=True)
         return CheckWriter(
             # Rejects are no failure of the check: it is there to count them.
             options=replace(options, on_rejects=OnRejects.KEEP),

@@ -32,7 +32,7 @@ class Result:
             parts = [f"{self.rows - self.rejected} can be scheduled"]
         if self.rejected:
             columns = ", ".join(f"{name} {count}" for name, count in sorted(self.rejected_by_column.items()))
-            parts.append(f"{self.rejected} rejected ({columns})")
+            parts.append(f"{self.rejected} rejected{columns and f' ({columns})'}")
         rate = f", {self.rows / seconds:,.0f} rows/s" if seconds > 0 else ""
         return f"{self.rows} rows: {', '.join(parts) or 'nothing to do'}; {seconds:.1f} s{rate}"
 

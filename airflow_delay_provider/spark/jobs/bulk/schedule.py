@@ -15,6 +15,7 @@ from airflow_delay_provider.spark.jobs.bulk.arguments import DATA_SOURCE, NAME
 from airflow_delay_provider.spark.jobs.bulk.check import CheckDataSource
 from airflow_delay_provider.spark.jobs.bulk.result import Result
 from airflow_delay_provider.spark.jobs.command import progress
+from airflow_delay_provider.spark.kafka_sink import InboxRejectsError, write_to_inbox
 
 
 def schedule(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Result:
@@ -22,7 +23,7 @@ def schedule(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Resu
     with progress(spark, f"{NAME}: scheduling"):
         if arguments.via == DATA_SOURCE:
             return _write(rows, "delay", data_source_options(arguments))
-        raise NotImplementedError
+        return _write_to_inbox(rows, arguments)
 
 
 def check(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Result:
@@ -63,6 +64,30 @@ def data_source_options(arguments: Namespace) -> dict[str, str]:
         "batchSize": arguments.batch_size,
     }
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _write_to_inbox(rows: DataFrame, arguments: Namespace) -> Result:
+    reasons = []
+    try:
+        report = write_to_inbox(
+            rows,
+            arguments.connection,
+            connection_file=arguments.connection_file,
+            channel=arguments.channel,
+            on_past=arguments.on_past,
+            on_rejects=arguments.on_rejects,
+            rejects=arguments.rejects,
+            id_prefix=arguments.id_prefix,
+        )
+    except InboxRejectsError as error:
+        report, reasons = error.report, [str(error)]
+    return Result(
+        rows=report.rows,
+        outcomes={"scheduled": report.scheduled},
+        rejected=report.rejected,
+        first_reasons=reasons,
+        rejects=None if report.rejects is None else [report.rejects],
+    )
 
 
 def _write(rows: DataFrame, data_source: str, options: Mapping[str, str]) -> Result:
