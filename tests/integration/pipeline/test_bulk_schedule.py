@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
+from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.spark.jobs.bulk_schedule import main
+from tests.acceptance.kafka_soak import read_to_end
+from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
+from tools.servers.spark import client_environment
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("spark")]
 
@@ -310,11 +319,73 @@ def test_a_broker_that_is_down_fails_the_job_with_code_1(
     assert not [line for line in lines if "\tat " in line or "Traceback" in line]
 
 
-Main = Callable[[Sequence[str]], int]
-
-
 @pytest.mark.parametrize("arguments", [["--no-such-option"], ["--input", "x", "--priority", "high"]])
 def test_arguments_that_cannot_be_parsed_end_with_code_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+# -- Spark's own Kafka sink --------------------------------------------------------------------------------------------
+
+
+def test_rows_go_through_the_kafka_sink_with_the_same_counts_and_exit_codes(job: Scheduling) -> None:
+    bootstrap = require_kafka()
+    settings = {"ladder": f"bulk-{uuid4().hex[:8]}", "partitions": 2, "max_payload_bytes": 100}
+    channel = fresh_topic(bootstrap)
+    job.connections.write_text(json.dumps({"stream": connection_of(bootstrap, **settings)}))
+    rows = [{"payload": f"row {n}" if n else "x" * 101, "due": DUE} for n in range(20)]
+    pq.write_table(as_table(rows), job.folder / "rows.parquet")
+    arguments = ["--input", job.folder / "rows.parquet", "--column", "deliver_at=due", "--channel", channel]
+    arguments += ["--connection", "stream", "--via", "kafka-sink", "--rejects", job.folder / "rejects"]
+    with KafkaBroker(KafkaConfig.from_settings(settings, host=bootstrap)) as broker:
+        broker.create_topology()
+        try:
+            assert job.run(*arguments) == 3
+            written = list(read_to_end(bootstrap, [broker.topology.inbox]))
+        finally:
+            delete_ladder(broker)
+    assert {record.value() for record in written} == {b"row %d" % n for n in range(1, 20)}
+    assert (job.report["rows"], job.report["outcomes"], job.report["rejected"]) == (20, {"scheduled": 19}, 1)
+    assert job.run(*arguments, "--on-conflict", "replace") == 2
+
+
+# -- what is missing on the machine ------------------------------------------------------------------------------------
+
+
+def in_a_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    module = "airflow_delay_provider.spark.jobs.bulk_schedule"
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_without_java_the_job_says_what_to_install(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    ended = in_a_process("--input", str(good), PATH=str(tmp_path / "bin"), JAVA_HOME="")
+    assert ended.returncode == 1
+    assert (
+        "bulk_schedule: Java: Spark did not start, as no Java is found or it is too old; install Java 17"
+        in ended.stderr
+    )
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_its_connector_the_kafka_sink_says_where_to_get_it(good: Path) -> None:
+    """In a process of its own: the session of these tests has the connector."""
+    arguments = ["--input", str(good), "--column", "deliver_at=due", "--channel", "c", "--via", "kafka-sink"]
+    ended = in_a_process(*arguments, **client_environment())
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("bulk_schedule: spark.jars: Spark cannot use its Kafka connector: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_needs_no_spark() -> None:
+    ended = in_a_process("--help", PATH="/nowhere", JAVA_HOME="")
+    assert ended.returncode == 0
+    assert "exit codes: 0 all rows are scheduled" in ended.stdout
