@@ -16,7 +16,8 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from airflow_delay_provider.domain.exceptions import DelayError
+from airflow_delay_provider.domain import exceptions
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError, InvalidMessageError
 
 #: Between two lines of progress.
 PROGRESS_SECONDS = 5.0
@@ -38,18 +39,19 @@ class ExitCode(IntEnum):
     """Exit codes of all jobs."""
 
     OK = 0
-    #: Nothing is wrong with the arguments, but the job could not do its work; it may be repeated.
+    #: The job could not do its work, as a broker did not answer; run it again.
     FAILED = 1
-    #: An argument or the input is wrong; nothing was changed.
+    #: An argument, the input, the connection or the machine has to be corrected first.
     USAGE = 2
     #: All good rows are scheduled, and ``--on-rejects fail`` is given.
     REJECTS = 3
+    INTERRUPTED = 130
 
 
 class JobError(DelayError):
     """A job ends with this sentence and this exit code."""
 
-    def __init__(self, sentence: str, *, code: ExitCode = ExitCode.FAILED) -> None:
+    def __init__(self, sentence: str, *, code: ExitCode) -> None:
         super().__init__(sentence)
         self.code = code
 
@@ -62,21 +64,26 @@ class UsageError(JobError):
 
 
 def run_command(name: str, work: Callable[[], None]) -> int:
-    """Do the work; turn a known problem into one sentence on stderr, and return the exit code."""
+    """Do the work; turn a known problem into one sentence on stderr, and return the exit code.
+
+    The sentence begins with ``error`` if somebody has to correct something first, and with ``failed`` if the job may be
+    run again as it is. ``SparkSubmitRetryOperator`` knows the difference (``delay-job`` in ``rules.yaml``).
+    """
     # PySpark would print each error of a query as one line of JSON with the whole Java stack trace.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         work()
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted\n")
-        return 130
+        return int(ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - what is not known is printed in full
-        sentence = sentence_of(error)
-        if sentence is None:
+        problem = known_problem(error)
+        if problem is None:
             traceback.print_exc()
-            sentence = f"failed unexpectedly with {type(error).__name__}; see the traceback above"
-        sys.stderr.write(f"{name}: {sentence}\n")
-        return int(error.code if isinstance(error, JobError) else ExitCode.FAILED)
+            problem = JobError(f"{type(error).__name__}; see the traceback above", code=ExitCode.FAILED)
+        kind = "failed" if problem.code is ExitCode.FAILED else "error"
+        sys.stderr.write(f"{name}: {kind}: {problem}\n")
+        return int(problem.code)
     return int(ExitCode.OK)
 
 
@@ -86,26 +93,26 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def sentence_of(error: BaseException) -> str | None:
+def known_problem(error: BaseException) -> JobError | None:
     """Return a known problem in one sentence; None if it is not known."""
+    if isinstance(error, JobError):
+        return error
     if isinstance(error, DelayError):
-        return _one_line(str(error))
+        return _own_problem(type(error).__name__, str(error))
     text = str(error)
-    if any(mark in text for mark in _JAVA_MISSING) or _is_missing_java(error):
-        return f"Java: Spark did not start, as no Java is found or it is too old; {JAVA_REMEDY}"
+    if any(mark in text for mark in _JAVA_MISSING):
+        sentence = f"Java: Spark did not start, as no Java is found or it is too old; {JAVA_REMEDY}"
+        return JobError(sentence, code=ExitCode.USAGE)
     if own := _OWN_ERROR.findall(text):
-        # The error of an executor, or of the data source's driver part, inside of Spark's own.
-        return _one_line(own[-1][1])
-    if "kafka" in text and ("DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text):
-        return (
-            "spark.jars: Spark's Kafka connector is missing; fetch its jars once into a folder (docs/pipeline.md) and"
-            " pass them with --jars or spark.jars"
-        )
+        # The error of an executor, or of the data source's part on the driver, inside of Spark's own.
+        return _own_problem(*own[-1])
     return None
 
 
-def _is_missing_java(error: BaseException) -> bool:
-    return isinstance(error, FileNotFoundError) and "java" in str(error.filename or "")
+def _own_problem(name: str, sentence: str) -> JobError:
+    kind: type[BaseException] = getattr(exceptions, name, DelayError)
+    is_ours_to_correct = issubclass(kind, ConfigurationError | InvalidMessageError)
+    return JobError(" ".join(sentence.split()), code=ExitCode.USAGE if is_ours_to_correct else ExitCode.FAILED)
 
 
 def condition_of(error: BaseException) -> str:
@@ -160,7 +167,3 @@ def _print_progress(spark: SparkSession, what: str, ended: threading.Event) -> N
             # Before the first task, Spark plans the query, and the broker is asked whether it is there.
             work = f"{done} of {tasks} tasks done" if tasks else "preparing"
             say(f"{what}: {work}, {time.monotonic() - began:.0f} s")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -192,7 +192,7 @@ def test_bad_rows_end_with_code_3_and_all_others_are_scheduled(
     assert all(line["reason"] and line["row"] for line in job.rejects(folder))
     assert (job.report["rows"], job.report["rejected"]) == (8, 7)
     said = capfd.readouterr()
-    assert "bulk_schedule: --on-rejects: 7 of 8 rows were rejected" in said.err
+    assert "bulk_schedule: error: --on-rejects: 7 of 8 rows were rejected" in said.err
     assert "bulk_schedule: 8 rows: 1 scheduled, 7 rejected (" in said.out
     assert "\tat org.apache" not in said.err
 
@@ -286,10 +286,10 @@ def test_a_mistake_is_one_sentence_that_names_the_option_and_schedules_nothing(
     mistake: str, job: Scheduling, good: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments, sentence = MISTAKES[mistake]
-    assert job.run(*(each.replace("GOOD", str(good)) for each in arguments)) in (1, 2)
+    assert job.run(*(each.replace("GOOD", str(good)) for each in arguments)) == 2
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("bulk_schedule: ")] == [lines[-1]]
-    assert lines[-1].startswith(f"bulk_schedule: {sentence}"), lines
+    assert lines[-1].startswith(f"bulk_schedule: error: {sentence}"), lines
     assert "; " in lines[-1]
     assert not [line for line in lines if "\tat " in line or "Traceback" in line]
     assert job.messages() == {}
@@ -303,7 +303,7 @@ def test_a_line_that_cannot_be_parsed_is_shown_and_nothing_is_scheduled(
     name: str, text: str, job: Scheduling, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job.run("--input", job.write(name, text), "--channel", "c", "--deliver-after", 5) == 2
-    assert "bulk_schedule: --input: a line cannot be parsed: " in capsys.readouterr().err
+    assert "bulk_schedule: error: --input: a line cannot be parsed: " in capsys.readouterr().err
     assert job.messages() == {}
 
 
@@ -314,7 +314,7 @@ def test_a_broker_that_is_down_fails_the_job_with_code_1(
     job.connections.write_text(json.dumps({"delay_default": extra}))
     assert job.run("--input", good, "--column", "deliver_at=due", "--channel", "c") == 1
     lines = capfd.readouterr().err.splitlines()
-    assert lines[-1].startswith("bulk_schedule: ")
+    assert lines[-1].startswith("bulk_schedule: failed: ")
     assert "127.0.0.1" in lines[-1]
     assert not [line for line in lines if "\tat " in line or "Traceback" in line]
 
@@ -368,9 +368,9 @@ def test_without_java_the_job_says_what_to_install(good: Path, tmp_path: Path) -
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
     ended = in_a_process("--input", str(good), PATH=str(tmp_path / "bin"), JAVA_HOME="")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert (
-        "bulk_schedule: Java: Spark did not start, as no Java is found or it is too old; install Java 17"
+        "bulk_schedule: error: Java: Spark did not start, as no Java is found or it is too old; install Java 17"
         in ended.stderr
     )
     assert "Traceback" not in ended.stderr
@@ -380,8 +380,10 @@ def test_without_its_connector_the_kafka_sink_says_where_to_get_it(good: Path) -
     """In a process of its own: the session of these tests has the connector."""
     arguments = ["--input", str(good), "--column", "deliver_at=due", "--channel", "c", "--via", "kafka-sink"]
     ended = in_a_process(*arguments, **client_environment())
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("bulk_schedule: spark.jars: Spark cannot use its Kafka connector: ")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(
+        "bulk_schedule: error: spark.jars: Spark cannot use its Kafka connector: "
+    )
     assert "Traceback" not in ended.stderr
 
 

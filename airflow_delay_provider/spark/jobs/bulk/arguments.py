@@ -16,8 +16,8 @@ columns: id, channel, payload, deliver_at (a timestamp, or ISO-8601 text with a 
 headers, content_type, priority. If there is no column id, the ids depend on --id-prefix and on all columns of a row, so
 that the same rows scheduled again are the same messages.
 
-exit codes: 0 all rows are scheduled, or rejects were kept as asked; 1 the job failed, repeat it; 2 an argument or the
-input is wrong, nothing was scheduled; 3 all good rows are scheduled, the others are in --rejects.
+exit codes: 0 all rows are scheduled, or rejects were kept as asked; 1 the job failed, run it again; 2 an argument, the
+input or the connection has to be corrected; 3 all good rows are scheduled, the others were rejected.
 
 The folder of --rejects can be an --input again (--format json) after you have corrected its rows.
 """
