@@ -1,0 +1,76 @@
+"""The data source ``delay``: ``spark.read.format("delay")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+from airflow_delay_provider.spark.datasource import journal, messages
+from airflow_delay_provider.spark.datasource.batches import schema_text
+from airflow_delay_provider.spark.datasource.filters import OptionalPushdown, parse_filter
+from airflow_delay_provider.spark.datasource.ranges import Range
+from airflow_delay_provider.spark.datasource.read_options import ReadOptions, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from airflow_delay_provider.spark.datasource.filters import Condition
+    from airflow_delay_provider.spark.datasource.ranges import TableReader
+
+_COLUMNS = {Table.MESSAGES: messages.COLUMNS, Table.JOURNAL: journal.COLUMNS}
+
+
+class DelayDataSource(DataSource):
+    """Messages and the journal as DataFrames."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "delay"
+
+    def schema(self) -> str:
+        """Return the columns that are read."""
+        options = ReadOptions.parse(self.options)
+        return schema_text(options.select(_COLUMNS[options.table]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it follows from the options
+        """Look up the connection, here on the driver, and return what reads it."""
+        options = ReadOptions.parse(self.options)
+        open_table = messages.open_table if options.table is Table.MESSAGES else journal.open_table
+        return DelayReader(open_table(options, options.select(_COLUMNS[options.table])))
+
+
+class DelayReader(DataSourceReader):
+    """Reads one table. It contains the connection, so it is never shown."""
+
+    def __init__(self, table: TableReader) -> None:
+        self._table = table
+        self._conditions: list[Condition] = []
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Keep the filters that the table can use; Spark applies those that are not applied exactly, too."""
+        left: list[Filter] = []
+        for each in filters:
+            condition = parse_filter(each)
+            if condition is not None:
+                self._conditions.append(condition)
+            if condition is None or not self._table.applies(condition):
+                left.append(each)
+        return left
+
+    pushFilters = OptionalPushdown(_push)  # noqa: N815 - Spark's name
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Divide what there is now; entries and messages that come later are not read."""
+        return list(self._table.divide(self._conditions))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, on an executor."""
+        if isinstance(partition, Range):
+            yield from self._table.read(partition, self._conditions)
