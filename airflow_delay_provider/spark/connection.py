@@ -18,6 +18,7 @@ from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broke
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+    from sqlalchemy.engine import URL
 
     from airflow_delay_provider.brokers.ledger.database import Ledger
     from airflow_delay_provider.brokers.port import Broker
@@ -41,6 +42,11 @@ class JobConnection:
     hold: str | None = None
     #: The SQLite file of the ledger, which only processes of the driver's machine can use; None is another ledger.
     ledger_file: str | None = None
+
+    @property
+    def holds_in_ledger(self) -> bool:
+        """Whether a ledger stores its messages until they are due."""
+        return self.conn_type == _EMBEDDED or (self.hold or self.extra_dejson.get("hold")) == Hold.LEDGER
 
     def open(self, *, may_create: bool = False) -> Broker:
         """Open its broker; Airflow is not imported.
@@ -69,6 +75,28 @@ def find_job_connection(
         hold = parse_choice("hold", Hold, hold).value
     found = _read_file(connection_file, name) if connection_file else _look_up(name)
     return _with_ledger(replace(found, hold=hold))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedMessages:
+    """Where the messages of a connection are listed: a ledger, and what selects them in it."""
+
+    ledger: JobConnection
+    #: None selects all messages of the ledger.
+    destination: str | None
+
+
+def find_listed_messages(connection: JobConnection) -> ListedMessages:
+    """Return where the messages of a connection are listed, as ``DelayHook.get_listed_destination`` selects them.
+
+    Those of a broker that holds messages itself are in the ledger to which a dispatcher copies its journal: the one
+    that its extra names with ``ledger_url``, else the configured one.
+    """
+    if connection.conn_type == _EMBEDDED:
+        return ListedMessages(ledger=connection, destination=None)
+    address = _open_ledger(connection.extra_dejson.get("ledger_url"), for_messages=False).url
+    ledger = _of_ledger(JobConnection(conn_id=connection.conn_id, conn_type=_EMBEDDED), address)
+    return ListedMessages(ledger=ledger, destination=connection.conn_id)
 
 
 def _look_up(conn_id: str) -> JobConnection:
@@ -138,14 +166,13 @@ def _find_file(file: str) -> Path:
 
 def _with_ledger(connection: JobConnection) -> JobConnection:
     """Name the ledger, if the connection needs one: executors do not know Airflow's settings."""
-    is_embedded = connection.conn_type == _EMBEDDED
-    holds = connection.hold or connection.extra_dejson.get("hold")
-    if not is_embedded and holds != Hold.LEDGER:
-        return connection
-    if is_embedded and connection.host:
+    if not connection.holds_in_ledger or (connection.conn_type == _EMBEDDED and connection.host):
         return connection
     url = connection.extra_dejson.get("ledger_url")
-    address = _open_ledger(url).url
+    return _of_ledger(connection, _open_ledger(url).url)
+
+
+def _of_ledger(connection: JobConnection, address: URL) -> JobConnection:
     return replace(
         connection,
         extra_dejson={**connection.extra_dejson, "ledger_url": address.render_as_string(hide_password=False)},
@@ -153,7 +180,7 @@ def _with_ledger(connection: JobConnection) -> JobConnection:
     )
 
 
-def _open_ledger(url: str | None) -> Ledger:
+def _open_ledger(url: str | None, *, for_messages: bool = True) -> Ledger:
     """Return the ledger of a URL, else the configured one; it connects on first use."""
     if url:
         from airflow_delay_provider.brokers.ledger.database import Ledger
@@ -161,4 +188,4 @@ def _open_ledger(url: str | None) -> Ledger:
         return Ledger(url)
     from airflow_delay_provider.hooks.ledger import open_configured_ledger
 
-    return open_configured_ledger()
+    return open_configured_ledger(for_messages=for_messages)
