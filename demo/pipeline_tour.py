@@ -1,4 +1,4 @@
-"""The third part of the demo: rows of a Parquet file are scheduled with Spark, and a report shows how late they were."""
+"""The third part of the demo: Spark schedules the rows of a Parquet file, and reports how late the messages were."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class PipelineTour:
         self._run(BULK_DAG, conf, doing="a Spark job schedules each row of a Parquet file as a message")
         done = json.loads((self.folder / "report.json").read_text())
         [rejects] = [Path(file).name for file in done["rejects"]]
+        scheduled = sum(done["outcomes"].values())
         self.report.step(
-            f"{done['rows']} rows: {sum(done['outcomes'].values())} messages scheduled, {done['rejected']} row rejected,"
+            f"{done['rows']} rows: {scheduled} messages scheduled, {done['rejected']} row rejected,"
             f" {done['rows_per_second']:.0f} rows/s; the rejected row and the reason are in {rejects}"
         )
-        return sum(done["outcomes"].values())
+        return scheduled
 
     def _see_messages_dispatched(self, scheduled: int) -> None:
         def all_dispatched() -> bool:
