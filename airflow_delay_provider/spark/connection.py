@@ -7,6 +7,7 @@ writer, which Spark sends to them and shows nowhere: not in the plan, the event 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.port import Broker
 
 _EMBEDDED = "delay"
+LEDGER_URL = "AIRFLOW__DELAY__LEDGER_URL"
+#: What Airflow sets in the environment of each task.
+_DATABASE, _NOT_ALLOWED = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +104,23 @@ def find_listed_messages(connection: JobConnection) -> ListedMessages:
 
 
 def _look_up(conn_id: str) -> JobConnection:
+    if (given := os.environ.get(f"AIRFLOW_CONN_{conn_id.upper()}", "").strip()).startswith("{"):
+        # So a job that gets its connection from a task needs no Airflow, whose import takes seconds.
+        return _parse(given, conn_id, where=f"AIRFLOW_CONN_{conn_id.upper()}")
+    if is_in_task := os.environ.get(_DATABASE, "").startswith(_NOT_ALLOWED):
+        # Inherited from the task that has started this job. With it, Airflow cannot be imported.
+        os.environ[_DATABASE] = "sqlite://"
     from airflow_delay_provider.hooks.delay import DelayHook
 
-    connection = DelayHook(conn_id)._find_connection()
+    try:
+        connection = DelayHook(conn_id)._find_connection()
+    except ConfigurationError:
+        if not is_in_task:
+            raise
+        raise ConfigurationError(
+            f"connection: {conn_id!r} is not in the environment of this job, and no secrets backend has it; add it to"
+            " job_connections of the task"
+        ) from None
     if connection is None:
         return JobConnection(conn_id=conn_id, conn_type=_EMBEDDED)
     return JobConnection(
@@ -135,15 +153,22 @@ def _read_file(file: str, conn_id: str) -> JobConnection:
     given = connections.get(conn_id)
     if not isinstance(given, dict):
         raise ConfigurationError(f"connectionFile: {path} has no connection {conn_id!r}; export it, too")
-    extra = given.get("extra") or {}
+    return _parse(json.dumps(given), conn_id, where=f"connectionFile: {path}")
+
+
+def _parse(text: str, conn_id: str, *, where: str) -> JobConnection:
+    """Return a connection from its JSON, as Airflow writes it."""
     try:
+        given = json.loads(text)
+        extra = given.get("extra") or {}
         settings = json.loads(extra) if isinstance(extra, str) else dict(extra)
         port = int(given["port"]) if given.get("port") not in (None, "") else None
     except (TypeError, ValueError):
-        raise ConfigurationError(f"connectionFile: port or extra of {conn_id!r} in {path} are invalid") from None
+        # Without the error's own text, which would quote the connection.
+        raise ConfigurationError(f"{where}: port or extra of {conn_id!r} are invalid; correct them") from None
     return JobConnection(
         conn_id=conn_id,
-        conn_type=str(given.get("conn_type") or ""),
+        conn_type=str(given.get("conn_type") or "").replace("-", "_"),
         host=given.get("host") or None,
         port=port,
         schema=given.get("schema") or None,
@@ -182,6 +207,7 @@ def _of_ledger(connection: JobConnection, address: URL) -> JobConnection:
 
 def _open_ledger(url: str | None, *, for_messages: bool = True) -> Ledger:
     """Return the ledger of a URL, else the configured one; it connects on first use."""
+    url = url or os.environ.get(LEDGER_URL)
     if url:
         from airflow_delay_provider.brokers.ledger.database import Ledger
 

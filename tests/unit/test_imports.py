@@ -29,7 +29,7 @@ ALLOWED = {
     "spark": "domain",
     "spark/tickets.py": "domain hooks",
     "spark/admission.py": "domain brokers hooks triggers",
-    "spark/process/job_environment.py": "domain hooks",
+    "spark/process/job_environment.py": "domain hooks spark",
     "triggers": "domain brokers hooks spark",
     "operators": "domain brokers hooks triggers links metrics spark",
     "sensors": "domain brokers hooks triggers links metrics spark",

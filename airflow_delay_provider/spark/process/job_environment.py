@@ -11,11 +11,14 @@ from urllib.parse import quote
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, require_undefined
+from airflow_delay_provider.hooks.ledger import open_configured_ledger
+from airflow_delay_provider.spark.connection import LEDGER_URL
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-LEDGER_URL = "AIRFLOW__DELAY__LEDGER_URL"
+#: The default connection, where it is not defined.
+_EMBEDDED = '{"conn_type": "delay"}'
 CLUSTER_MODE = "cluster"
 #: Shorter ones occur in ordinary words; Airflow does not mask them either.
 MIN_SECRET_LENGTH = 5
@@ -55,19 +58,31 @@ def check_job_connections(conn_ids: Any, *, deploy_mode: str | None) -> tuple[st
 
 
 def find_job_environment(conn_ids: Iterable[str]) -> JobEnvironment:
-    """Look up connections as a task does, and the configured ledger."""
+    """Look up connections, and the ledger if one of them needs it, so that the job needs nothing else of Airflow."""
     from airflow.sdk.configuration import conf
 
     variables: dict[str, str] = {}
     secrets: set[str] = set()
+    url = conf.get("delay", "ledger_url", fallback="")
     for conn_id in conn_ids:
-        if (connection := _find(conn_id)) is not None:
-            variables[f"AIRFLOW_CONN_{conn_id.upper()}"] = connection.as_json()
-            secrets.update(_secrets_of(connection))
-    if url := conf.get("delay", "ledger_url", fallback=""):
+        connection = _find(conn_id)
+        variables[f"AIRFLOW_CONN_{conn_id.upper()}"] = _EMBEDDED if connection is None else connection.as_json()
+        secrets.update(() if connection is None else _secrets_of(connection))
+        if not url and _needs_ledger(connection):
+            url = open_configured_ledger().url.render_as_string(hide_password=False)
+    if url:
         variables[LEDGER_URL] = url
         secrets.update(_passwords_in(url))
     return JobEnvironment(variables=variables, secrets=_printed_forms(secrets))
+
+
+def _needs_ledger(connection: Connection | None) -> bool:
+    """Tell whether a connection uses the configured ledger."""
+    if connection is None:
+        return True
+    settings = connection.extra_dejson
+    is_embedded = connection.conn_type == "delay" and not connection.host
+    return not settings.get("ledger_url") and (is_embedded or settings.get("hold") == "ledger")
 
 
 def _find(conn_id: str) -> Connection | None:

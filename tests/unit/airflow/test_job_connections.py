@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.operators.spark import SparkSubmitRetryOperator
-from airflow_delay_provider.spark.process.job_environment import LEDGER_URL, find_job_environment
+from airflow_delay_provider.spark.connection import LEDGER_URL
+from airflow_delay_provider.spark.process.job_environment import find_job_environment
 from airflow_delay_provider.spark.retries import HISTORY_KEY
 from tests.unit.airflow.submitting import SparkSubmit
 from tests.unit.airflow.test_spark_operator import Task
@@ -181,7 +185,10 @@ def test_the_default_connection_need_not_be_defined(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("AIRFLOW_CONN_DELAY_DEFAULT", raising=False)
     monkeypatch.setenv(LEDGER_URL, f"postgresql+psycopg://delay:{SECRET}@db.example/ledger")
     found = find_job_environment(["delay_default"])
-    assert found.variables == {LEDGER_URL: f"postgresql+psycopg://delay:{SECRET}@db.example/ledger"}
+    assert found.variables == {
+        "AIRFLOW_CONN_DELAY_DEFAULT": '{"conn_type": "delay"}',
+        LEDGER_URL: f"postgresql+psycopg://delay:{SECRET}@db.example/ledger",
+    }
     assert found.hide_secrets(f"no route to delay:{SECRET}@db") == "no route to delay:***@db"
 
 
@@ -196,3 +203,33 @@ def test_each_attempt_looks_up_the_connections_again(
     monkeypatch.setitem(RABBITMQ, "password", f"{SECRET}-changed")
     assert task.resume() is None
     assert f"{SECRET}-changed" in environment_of(task.program)["AIRFLOW_CONN_ORDERS_RABBITMQ"]
+
+
+def test_the_driver_of_a_job_needs_no_airflow_for_what_its_task_has_looked_up(tmp_path: Path) -> None:
+    """In the environment of a task, a new process cannot import Airflow: its database is not allowed there."""
+    extra = {"ledger_url": f"sqlite:///{tmp_path}/ledger.db"}
+    given = {
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "airflow-db-not-allowed:///",
+        LEDGER_URL: f"sqlite:///{tmp_path}/configured.db",
+        "AIRFLOW_CONN_DELAY_DEFAULT": '{"conn_type": "delay"}',
+        "AIRFLOW_CONN_OTHER": json.dumps({"conn_type": "delay", "extra": json.dumps(extra)}),
+    }
+    program = """
+import sys
+from airflow_delay_provider.spark.connection import find_job_connection
+for name in (None, "other"):
+    print(find_job_connection(name).ledger_file)
+assert "airflow" not in sys.modules
+try:
+    find_job_connection("nowhere")
+except Exception as error:
+    print(error)
+"""
+    environment = {**os.environ, **given}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/configured.db",
+        f"{tmp_path}/ledger.db",
+        "connection: 'nowhere' is not in the environment of this job, and no secrets backend has it; add it to"
+        " job_connections of the task",
+    ], done.stderr
