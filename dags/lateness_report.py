@@ -11,10 +11,10 @@ Define the connection of the cluster, or one that runs Spark inside the task:
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, CronTriggerTimetable, Param
 
 from airflow_delay_provider import SparkSubmitRetryOperator
 from airflow_delay_provider.spark.jobs import LATENESS
@@ -25,7 +25,8 @@ HOME = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
 
 with DAG(
     dag_id="lateness_report",
-    schedule="@daily",
+    # The first run is tonight's, not at once for the night before.
+    schedule=CronTriggerTimetable("0 1 * * *", timezone="UTC", run_immediately=timedelta(0)),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     # Two runs would read the same entries.

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.spark.jobs import BULK_SCHEDULE
 from airflow_delay_provider.spark.jobs.bulk_schedule import main
 from tests.acceptance.kafka_soak import read_to_end
+from tests.databases import fresh_database
 from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
-from tools.servers.spark import client_environment
+from tests.sparks import CONF
+from tools.servers.spark import SparkCluster, client_environment
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("spark")]
 
@@ -391,3 +396,46 @@ def test_help_needs_no_spark() -> None:
     ended = in_a_process("--help", PATH="/nowhere", JAVA_HOME="")
     assert ended.returncode == 0
     assert "exit codes: 0 all rows are scheduled" in ended.stdout
+
+
+# -- on a cluster ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_schedules_a_file_and_shows_the_secret_of_its_connection_nowhere(
+    cluster: SparkCluster, tmp_path: Path
+) -> None:
+    with fresh_database() as url, closing(Ledger(url)) as ledger:
+        ledger.migrate()
+        pq.write_table(as_table([{"payload": f"row {n}", "due": DUE} for n in range(500)]), tmp_path / "rows.parquet")
+        (tmp_path / "events").mkdir()
+        extra = {"ledger_url": url, "max_payload_bytes": 6}
+        connection = {"conn_type": "delay", "password": "planted-s3cret", "extra": {**extra, "note": "planted-s3cret"}}
+        settings = {**CONF, "spark.eventLog.enabled": "true", "spark.eventLog.dir": (tmp_path / "events").as_uri()}
+        command = ["spark-submit", "--master", cluster.url]
+        command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        command += [BULK_SCHEDULE, "--input", str(tmp_path / "rows.parquet"), "--column", "deliver_at=due"]
+        command += [
+            "--channel",
+            "c",
+            "--connection",
+            "orders",
+            "--partitions",
+            "4",
+            "--report",
+            str(tmp_path / "report"),
+        ]
+        ended = subprocess.run(
+            [*command, "--rejects", str(tmp_path / "rejects")],
+            env={**os.environ, **client_environment(), "AIRFLOW_CONN_ORDERS": json.dumps(connection)},
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        with ledger.read() as reading:
+            assert listing.count_by_state(reading, channel="c")[State.SCHEDULED] == 100
+    assert ended.returncode == 3, ended.stderr[-3000:]
+    assert json.loads((tmp_path / "report").read_text())["rejected"] == 400
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.parts[len(tmp_path.parts)] for file in written} >= {"events", "rejects", "report"}
+    shown = [ended.stdout, ended.stderr, *(file.read_text(errors="replace") for file in written)]
+    assert [text[:200] for text in shown if "planted-s3cret" in text] == []
