@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "airflow_delay_provider"
+PACKAGES = (ROOT / "airflow_delay_provider", ROOT / "pyspark_delay")
 
 DAG_FILE = """
 from datetime import timedelta
@@ -36,10 +36,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) -> None:
     here = {
         path.relative_to(ROOT).as_posix()
-        for path in PACKAGE.rglob("*")
+        for package in PACKAGES
+        for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     with ZipFile(wheel) as archive:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from airflow_delay_provider.domain.arguments import MAX_PRIORITY, OnPast, parse_delay, parse_moment
 from airflow_delay_provider.domain.clock import EPOCH
-from airflow_delay_provider.domain.exceptions import InvalidMessageError, PastDeliveryError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Message, require_aware
 from airflow_delay_provider.spark.datasource.derived_ids import derive_ids
 
@@ -249,36 +248,29 @@ def _due_times(
     Rounded up, as messages round it, a time that has passed could be in the future, and the message would wait.
     """
     now_us = (now - EPOCH) // ONE_US
-    rows = columns.batch.num_rows
-    for row, (at_us, after_us) in enumerate(zip(at or repeat(None, rows), after or repeat(None, rows), strict=True)):
+    absent = [None] * columns.batch.num_rows
+    for row, (at_us, after_us) in enumerate(zip(at or absent, after or absent, strict=True)):
         due_us = at_us if after_us is None else now_us + after_us
         if due_us is None or (at_us is not None and after_us is not None):
             _refuse_times(columns, row, is_missing=due_us is None)
             yield None
-        elif due_us <= now_us:
-            yield _past(columns, row, due_us, now_us, on_past)
-        else:
-            yield _moment(columns, row, -(-due_us // 1000) * 1000)
+            continue
+        try:
+            due = EPOCH + timedelta(
+                microseconds=due_us // 1000 * 1000 if due_us <= now_us else -(-due_us // 1000) * 1000
+            )
+        except OverflowError:
+            columns.refuse(row, _time_of(after_us), "the time is out of range", "use a year from 1 to 9999")
+            yield None
+            continue
+        if due_us < now_us and on_past is OnPast.FAIL:
+            problem = f"{due.isoformat()} has passed"
+            columns.refuse(row, _time_of(after_us), problem, "choose a later time, or use onPast=deliver")
+        yield due
 
 
-def _past(columns: _Columns, row: int, due_us: int, now_us: int, on_past: OnPast) -> datetime | None:
-    due = _moment(columns, row, due_us // 1000 * 1000)
-    if due is not None and due_us < now_us and on_past is OnPast.FAIL:
-        columns.errors.setdefault(
-            row,
-            PastDeliveryError(
-                "deliver_at", f"{due.isoformat()} has passed", "choose a later time, or use onPast=deliver"
-            ),
-        )
-    return due
-
-
-def _moment(columns: _Columns, row: int, microseconds: int) -> datetime | None:
-    try:
-        return EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        columns.refuse(row, "deliver_at", "the time is out of range", "use a year from 1 to 9999")
-        return None
+def _time_of(after_us: int | None) -> str:
+    return "deliver_at" if after_us is None else "deliver_after"
 
 
 def _refuse_times(columns: _Columns, row: int, *, is_missing: bool) -> None:
