@@ -15,6 +15,7 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.domain.lifecycle import State
 from airflow_delay_provider.domain.message import Delivery
+from demo.pipeline_tour import PipelineTour
 from demo.report import Report
 from demo.spark_tour import SparkTour
 from tools.servers.airflow import Airflow
@@ -38,6 +39,7 @@ class Tour:
         self.broker = EmbeddedBroker(Ledger(airflow.ledger_url))
         self.received: dict[str, datetime] = {}
         self.spark = SparkTour(airflow, self.api, self.broker, report) if with_spark else None
+        self.pipeline = PipelineTour(airflow, self.api, self.broker, report) if with_spark else None
 
     def run(self) -> None:
         """Raise if a step does not happen in time."""
@@ -52,6 +54,8 @@ class Tour:
             self.report.show(self._summary(self._records()))
             if self.spark is not None:
                 self.spark.follow()
+            if self.pipeline is not None:
+                self.pipeline.follow()
         self.report.step("run ./dev up to keep this Airflow running and look at it in the browser")
 
     def _start_run(self) -> str:

@@ -17,6 +17,7 @@ from airflow_delay_provider.links import DelayedMessageLink, message_url
 from airflow_delay_provider.spark.admission import find_outage, wait_for_token
 from airflow_delay_provider.spark.cluster.address import find_cluster
 from airflow_delay_provider.spark.failures import Rules, Verdict, classify
+from airflow_delay_provider.spark.process.job_environment import check_job_connections, find_job_environment
 from airflow_delay_provider.spark.process.submit import GuardedSparkSubmitHook, is_unknown_job
 from airflow_delay_provider.spark.retries import (
     HISTORY_KEY,
@@ -64,6 +65,9 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
     :param cluster_check: dotted path of a function that gets ``conn_id`` and returns whether the cluster is up; it
         replaces the health check of the master, ResourceManager or API server.
     :param starvation_timeout: after how long without executors a job is stopped and tried again; None is never.
+    :param job_connections: ids of Airflow connections that the job needs, for example ``["delay_default"]``. The task
+        looks them up for each attempt and passes them to the driver in the environment of spark-submit, together with
+        the configured ledger URL. Not in deploy mode cluster.
     :param delay_conn_id: the connection of the broker that carries tickets.
     :param hold: who holds tickets, ``broker`` or ``ledger``; None is what the connection says.
     :param ticket_channel: where tickets go.
@@ -79,6 +83,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         failure_rules: Sequence[Mapping[str, Any]] = (),
         cluster_check: str | None = None,
         starvation_timeout: timedelta | None = timedelta(minutes=10),
+        job_connections: Sequence[str] = (),
         delay_conn_id: str = DEFAULT_CONN_ID,
         hold: str | None = None,
         ticket_channel: str = DEFAULT_CHANNEL,
@@ -86,6 +91,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.job_connections = check_job_connections(job_connections, deploy_mode=self._deploy_mode)
         self.spark_retries = spark_retries or SparkRetries()
         self.failure_rules = failure_rules
         self.cluster_check = cluster_check
@@ -137,7 +143,7 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
         self._store(context, history)
         self._hook = hook = self._get_hook()
         try:
-            self._run_job(context)
+            self._run_job(context, hook)
         except Exception as error:
             if self._was_killed:
                 # Airflow lets a stopped task run on: do not schedule a ticket for it.
@@ -220,7 +226,10 @@ class SparkSubmitRetryOperator(SparkSubmitOperator):
 
     # -- the job and its cluster ---------------------------------------------------------------------------------
 
-    def _run_job(self, context: Context) -> None:
+    def _run_job(self, context: Context, hook: GuardedSparkSubmitHook) -> None:
+        if self.job_connections:
+            hook.check_job_connections(self.job_connections)
+            hook.job_environment = find_job_environment(self.job_connections)
         try:
             super().execute(context)
         except Exception as error:

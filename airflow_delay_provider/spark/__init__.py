@@ -1,5 +1,8 @@
-"""Spark retries: everything except the classes that a DAG author or Airflow names.
+"""Everything about Spark, except the classes that a DAG author or Airflow names.
 
-A job fails -> ``failures`` classifies it -> ``retries`` decides -> ``tickets`` schedules the next attempt ->
+Retries: a job fails -> ``failures`` classifies it -> ``retries`` decides -> ``tickets`` schedules the next attempt ->
 ``admission`` lets the due ticket through, once ``cluster`` is up -> ``process`` submits the job again.
+
+The data pipeline: ``datasource`` and ``kafka_sink`` schedule DataFrames, ``datasource`` reads messages and journals,
+``streaming`` dispatches; ``jobs`` are the programs that spark-submit runs, with the settings of ``connection``.
 """

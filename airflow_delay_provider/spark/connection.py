@@ -7,6 +7,7 @@ writer, which Spark sends to them and shows nowhere: not in the plan, the event 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,15 @@ from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broke
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+    from sqlalchemy.engine import URL
 
     from airflow_delay_provider.brokers.ledger.database import Ledger
     from airflow_delay_provider.brokers.port import Broker
 
 _EMBEDDED = "delay"
+LEDGER_URL = "AIRFLOW__DELAY__LEDGER_URL"
+#: What Airflow sets in the environment of each task.
+_DATABASE, _NOT_ALLOWED = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,11 @@ class JobConnection:
     hold: str | None = None
     #: The SQLite file of the ledger, which only processes of the driver's machine can use; None is another ledger.
     ledger_file: str | None = None
+
+    @property
+    def holds_in_ledger(self) -> bool:
+        """Whether a ledger stores its messages until they are due."""
+        return self.conn_type == _EMBEDDED or (self.hold or self.extra_dejson.get("hold")) == Hold.LEDGER
 
     def open(self, *, may_create: bool = False) -> Broker:
         """Open its broker; Airflow is not imported.
@@ -71,10 +81,46 @@ def find_job_connection(
     return _with_ledger(replace(found, hold=hold))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListedMessages:
+    """Where the messages of a connection are listed: a ledger, and what selects them in it."""
+
+    ledger: JobConnection
+    #: None selects all messages of the ledger.
+    destination: str | None
+
+
+def find_listed_messages(connection: JobConnection) -> ListedMessages:
+    """Return where the messages of a connection are listed, as ``DelayHook.get_listed_destination`` selects them.
+
+    Those of a broker that holds messages itself are in the ledger to which a dispatcher copies its journal: the one
+    that its extra names with ``ledger_url``, else the configured one.
+    """
+    if connection.conn_type == _EMBEDDED:
+        return ListedMessages(ledger=connection, destination=None)
+    address = _open_ledger(connection.extra_dejson.get("ledger_url"), for_messages=False).url
+    ledger = _of_ledger(JobConnection(conn_id=connection.conn_id, conn_type=_EMBEDDED), address)
+    return ListedMessages(ledger=ledger, destination=connection.conn_id)
+
+
 def _look_up(conn_id: str) -> JobConnection:
+    if (given := os.environ.get(f"AIRFLOW_CONN_{conn_id.upper()}", "").strip()).startswith("{"):
+        # So a job that gets its connection from a task needs no Airflow, whose import takes seconds.
+        return _parse(given, conn_id, where=f"AIRFLOW_CONN_{conn_id.upper()}")
+    if is_in_task := os.environ.get(_DATABASE, "").startswith(_NOT_ALLOWED):
+        # Inherited from the task that has started this job. With it, Airflow cannot be imported.
+        os.environ[_DATABASE] = "sqlite://"
     from airflow_delay_provider.hooks.delay import DelayHook
 
-    connection = DelayHook(conn_id)._find_connection()
+    try:
+        connection = DelayHook(conn_id)._find_connection()
+    except ConfigurationError:
+        if not is_in_task:
+            raise
+        raise ConfigurationError(
+            f"connection: {conn_id!r} is not in the environment of this job, and no secrets backend has it; add it to"
+            " job_connections of the task"
+        ) from None
     if connection is None:
         return JobConnection(conn_id=conn_id, conn_type=_EMBEDDED)
     return JobConnection(
@@ -107,15 +153,22 @@ def _read_file(file: str, conn_id: str) -> JobConnection:
     given = connections.get(conn_id)
     if not isinstance(given, dict):
         raise ConfigurationError(f"connectionFile: {path} has no connection {conn_id!r}; export it, too")
-    extra = given.get("extra") or {}
+    return _parse(json.dumps(given), conn_id, where=f"connectionFile: {path}")
+
+
+def _parse(text: str, conn_id: str, *, where: str) -> JobConnection:
+    """Return a connection from its JSON, as Airflow writes it."""
     try:
+        given = json.loads(text)
+        extra = given.get("extra") or {}
         settings = json.loads(extra) if isinstance(extra, str) else dict(extra)
         port = int(given["port"]) if given.get("port") not in (None, "") else None
     except (TypeError, ValueError):
-        raise ConfigurationError(f"connectionFile: port or extra of {conn_id!r} in {path} are invalid") from None
+        # Without the error's own text, which would quote the connection.
+        raise ConfigurationError(f"{where}: port or extra of {conn_id!r} are invalid; correct them") from None
     return JobConnection(
         conn_id=conn_id,
-        conn_type=str(given.get("conn_type") or ""),
+        conn_type=str(given.get("conn_type") or "").replace("-", "_"),
         host=given.get("host") or None,
         port=port,
         schema=given.get("schema") or None,
@@ -138,14 +191,13 @@ def _find_file(file: str) -> Path:
 
 def _with_ledger(connection: JobConnection) -> JobConnection:
     """Name the ledger, if the connection needs one: executors do not know Airflow's settings."""
-    is_embedded = connection.conn_type == _EMBEDDED
-    holds = connection.hold or connection.extra_dejson.get("hold")
-    if not is_embedded and holds != Hold.LEDGER:
-        return connection
-    if is_embedded and connection.host:
+    if not connection.holds_in_ledger or (connection.conn_type == _EMBEDDED and connection.host):
         return connection
     url = connection.extra_dejson.get("ledger_url")
-    address = _open_ledger(url).url
+    return _of_ledger(connection, _open_ledger(url).url)
+
+
+def _of_ledger(connection: JobConnection, address: URL) -> JobConnection:
     return replace(
         connection,
         extra_dejson={**connection.extra_dejson, "ledger_url": address.render_as_string(hide_password=False)},
@@ -153,12 +205,13 @@ def _with_ledger(connection: JobConnection) -> JobConnection:
     )
 
 
-def _open_ledger(url: str | None) -> Ledger:
+def _open_ledger(url: str | None, *, for_messages: bool = True) -> Ledger:
     """Return the ledger of a URL, else the configured one; it connects on first use."""
+    url = url or os.environ.get(LEDGER_URL)
     if url:
         from airflow_delay_provider.brokers.ledger.database import Ledger
 
         return Ledger(url)
     from airflow_delay_provider.hooks.ledger import open_configured_ledger
 
-    return open_configured_ledger()
+    return open_configured_ledger(for_messages=for_messages)

@@ -29,6 +29,7 @@ ALLOWED = {
     "spark": "domain",
     "spark/tickets.py": "domain hooks",
     "spark/admission.py": "domain brokers hooks triggers",
+    "spark/process/job_environment.py": "domain hooks spark",
     "triggers": "domain brokers hooks spark",
     "operators": "domain brokers hooks triggers links metrics spark",
     "sensors": "domain brokers hooks triggers links metrics spark",
@@ -63,6 +64,7 @@ MAY_IMPORT_AIRFLOW = {
     "spark/cluster/address.py",
     "spark/admission.py",
     "spark/policy.py",
+    "spark/process/job_environment.py",
     "spark/process/submit.py",
     "spark/group.py",
 }

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "airflow_delay_provider"
+PACKAGES = (ROOT / "airflow_delay_provider", ROOT / "pyspark_delay")
 
 DAG_FILE = """
 from datetime import timedelta
@@ -73,10 +73,11 @@ def test_the_two_packages_that_share_files_have_one_version(wheel: Path) -> None
         assert len({pin.partition("==")[2].partition(";")[0] for pin in pins}) == 1
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) -> None:
     here = {
         path.relative_to(ROOT).as_posix()
-        for path in PACKAGE.rglob("*")
+        for package in PACKAGES
+        for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     with ZipFile(wheel) as archive:

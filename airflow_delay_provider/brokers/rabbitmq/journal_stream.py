@@ -36,6 +36,8 @@ SURE_SECONDS = 5.0
 PARKED_SECONDS = 0.5
 #: A record of a parking comes at most this many records after the dispatch: both are written within milliseconds.
 LOOK_AHEAD = 1000
+#: Rounds of up to ``PREFETCH`` records in which the end of the journal is looked for.
+NEWEST_ROUNDS = 20
 
 #: Offset in the stream, and the index among the entries of one record.
 Position = tuple[int, int]
@@ -103,6 +105,23 @@ def last_offset(connection: AmqpConnection, *, at_least: int = -1) -> int:
         consumer.close()
 
 
+def newest_offset(connection: AmqpConnection) -> int:
+    """Return the offset of the last record; one that is written meanwhile may be behind it."""
+    newest = last_offset(connection)
+    consumer = _attach(connection, prefetch=PREFETCH, offset=newest)
+    try:
+        # The broker pushes a chunk at once. A busy journal never falls silent, so the number of rounds is bounded.
+        for _ in range(NEWEST_ROUNDS):
+            received = consumer.take(PREFETCH, wait=FIRST_SECONDS)
+            if not received:
+                break
+            newest = offset_of(received[-1])
+            consumer.ack(received[-1].tag, multiple=True)
+        return newest
+    finally:
+        consumer.close()
+
+
 class StreamCursor:
     """Reads the stream from one position on."""
 
@@ -133,10 +152,11 @@ class StreamCursor:
             entries += self._buffer.release(limit - len(entries))
         return entries
 
-    def holds_back(self, message_ids: Collection[str], *, up_to: int) -> bool:
-        """Whether a dispatch of one of these messages, recorded up to an offset, is still held back."""
+    def holds_back(self, message_ids: Collection[str] | None, *, up_to: int) -> bool:
+        """Whether an entry of these messages, or of any, that was recorded up to an offset is still held back."""
         return any(
-            pending.entry.message_id in message_ids and parse_position(pending.entry.position)[0] <= up_to
+            (message_ids is None or pending.entry.message_id in message_ids)
+            and parse_position(pending.entry.position)[0] <= up_to
             for pending in self._buffer
         )
 
@@ -172,6 +192,8 @@ class PendingEntry:
     #: When this client read it, by a monotonic clock.
     seen: float = 0.0
     was_parked: bool = False
+    #: The broker knows the time of what it did itself only to the second.
+    is_exact: bool = True
 
     @property
     def is_dispatch(self) -> bool:
@@ -251,7 +273,8 @@ def decode_record(record: AmqpMessage, now: datetime, times: DispatchTimes) -> l
     decoded = decode_message(record.properties, record.body, queue="journal", now=now)
     scheduled_at = decoded.scheduled_at or decoded.message.deliver_at
     if is_parked_exchange(record.exchange):
-        return [PendingEntry(entry=_entry(decoded, Change.PARKED, times.received(record, now), record))]
+        parked = _entry(decoded, Change.PARKED, times.received(record, now), record)
+        return [PendingEntry(entry=parked, is_exact=False)]
     if record.exchange.endswith(".ingress.now"):
         may_be_in_relay = is_exchange(decoded.message.channel)
         return [
@@ -262,9 +285,8 @@ def decode_record(record: AmqpMessage, now: datetime, times: DispatchTimes) -> l
         return [PendingEntry(entry=_entry(decoded, decoded.change or Change.SCHEDULED, scheduled_at, record))]
     at = times.find(record, due=decoded.message.deliver_at, now=now)
     dispatched = _entry(decoded, Change.DISPATCHED, at or decoded.message.deliver_at, record)
-    return [
-        PendingEntry(entry=dispatched if at else replace(dispatched, reason=TIME_UNKNOWN), may_be_in_relay=True),
-    ]
+    known = dispatched if at else replace(dispatched, reason=TIME_UNKNOWN)
+    return [PendingEntry(entry=known, may_be_in_relay=True, is_exact=False)]
 
 
 def _changes_at_once(change: Change | None) -> tuple[Change, ...]:

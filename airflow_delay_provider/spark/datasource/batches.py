@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,9 +58,14 @@ class BatchScheduler:
     def schedule(self, rows: Rows) -> Scheduled:
         """Return once the broker has confirmed; an error that does not concern a single message is raised."""
         result = Scheduled(errors={**rows.errors})
-        messages, numbers = _distinct(rows, result)
+        messages, numbers, repeated = _distinct(rows, result)
         if messages:
             self._schedule(messages, numbers, result)
+        for number, earlier in repeated.items():
+            if earlier in result.errors:
+                result.errors[number] = result.errors[earlier]
+            else:
+                result.outcomes[KEPT] += 1
         return result
 
     def _schedule(self, messages: Sequence[Message], numbers: Sequence[int], result: Scheduled) -> None:
@@ -103,21 +108,24 @@ class BatchScheduler:
         return True
 
 
-def _distinct(rows: Rows, result: Scheduled) -> tuple[Sequence[Message], Sequence[int]]:
-    """Leave out rows whose id an earlier row has: an equal one is the same message, any other is an error."""
-    first = {message.id: message for message in reversed(rows.messages)}
+def _distinct(rows: Rows, result: Scheduled) -> tuple[Sequence[Message], Sequence[int], Mapping[int, int]]:
+    """Leave out rows with the id of an earlier row: an equal one is the same message, any other is an error.
+
+    The mapping tells the earlier row of each equal one.
+    """
+    first = {message.id: index for index, message in reversed(list(enumerate(rows.messages)))}
     if len(first) == len(rows.messages):
-        return rows.messages, rows.numbers
-    messages, numbers, seen = list[Message](), list[int](), set[str]()
-    for message, number in zip(rows.messages, rows.numbers, strict=True):
-        if message.id not in seen:
-            seen.add(message.id)
-            messages.append(message)
-            numbers.append(number)
-        elif message == first[message.id]:
-            result.outcomes[KEPT] += 1
+        return rows.messages, rows.numbers, {}
+    repeated = dict[int, int]()
+    for index, message in enumerate(rows.messages):
+        earlier = first[message.id]
+        if earlier == index:
+            continue
+        if message == rows.messages[earlier]:
+            repeated[rows.numbers[index]] = rows.numbers[earlier]
         else:
-            result.errors[number] = InvalidMessageError(
+            result.errors[rows.numbers[index]] = InvalidMessageError(
                 "id", f"{message.id!r} is also the id of a row with other content", "give each message its own id"
             )
-    return messages, numbers
+    kept = sorted(first.values())
+    return [rows.messages[index] for index in kept], [rows.numbers[index] for index in kept], repeated

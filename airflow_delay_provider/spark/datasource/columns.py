@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from airflow_delay_provider.domain.arguments import MAX_PRIORITY, OnPast, parse_delay, parse_moment
 from airflow_delay_provider.domain.clock import EPOCH
-from airflow_delay_provider.domain.exceptions import InvalidMessageError, PastDeliveryError
+from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Message, require_aware
 from airflow_delay_provider.spark.datasource.derived_ids import derive_ids
 
@@ -248,36 +248,29 @@ def _due_times(
     Rounded up, as messages round it, a time that has passed could be in the future, and the message would wait.
     """
     now_us = (now - EPOCH) // ONE_US
-    rows = columns.batch.num_rows
-    for row, (at_us, after_us) in enumerate(zip(at or repeat(None, rows), after or repeat(None, rows), strict=True)):
+    absent = [None] * columns.batch.num_rows
+    for row, (at_us, after_us) in enumerate(zip(at or absent, after or absent, strict=True)):
         due_us = at_us if after_us is None else now_us + after_us
         if due_us is None or (at_us is not None and after_us is not None):
             _refuse_times(columns, row, is_missing=due_us is None)
             yield None
-        elif due_us <= now_us:
-            yield _past(columns, row, due_us, now_us, on_past)
-        else:
-            yield _moment(columns, row, -(-due_us // 1000) * 1000)
+            continue
+        try:
+            due = EPOCH + timedelta(
+                microseconds=due_us // 1000 * 1000 if due_us <= now_us else -(-due_us // 1000) * 1000
+            )
+        except OverflowError:
+            columns.refuse(row, _time_of(after_us), "the time is out of range", "use a year from 1 to 9999")
+            yield None
+            continue
+        if due_us < now_us and on_past is OnPast.FAIL:
+            problem = f"{due.isoformat()} has passed"
+            columns.refuse(row, _time_of(after_us), problem, "choose a later time, or use onPast=deliver")
+        yield due
 
 
-def _past(columns: _Columns, row: int, due_us: int, now_us: int, on_past: OnPast) -> datetime | None:
-    due = _moment(columns, row, due_us // 1000 * 1000)
-    if due is not None and due_us < now_us and on_past is OnPast.FAIL:
-        columns.errors.setdefault(
-            row,
-            PastDeliveryError(
-                "deliver_at", f"{due.isoformat()} has passed", "choose a later time, or use onPast=deliver"
-            ),
-        )
-    return due
-
-
-def _moment(columns: _Columns, row: int, microseconds: int) -> datetime | None:
-    try:
-        return EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        columns.refuse(row, "deliver_at", "the time is out of range", "use a year from 1 to 9999")
-        return None
+def _time_of(after_us: int | None) -> str:
+    return "deliver_at" if after_us is None else "deliver_after"
 
 
 def _refuse_times(columns: _Columns, row: int, *, is_missing: bool) -> None:
@@ -291,15 +284,44 @@ def _headers(columns: _Columns) -> list[dict[str, str] | None] | None:
     column = columns.find("headers")
     if column is None:
         return None
-    return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    if pa.types.is_map(column.type):
+        return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    texts = columns.texts("headers") or ()
+    return [None if text is None else _headers_of(columns, row, text) for row, text in enumerate(texts)]
+
+
+def _headers_of(columns: _Columns, row: int, text: str) -> dict[str, str] | None:
+    """Return the headers of a row of a file that knows only text."""
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        headers = None
+    if not isinstance(headers, dict):
+        columns.refuse(row, "headers", f"{text[:100]!r} is not a JSON object", 'write them as {"name": "value"}')
+        return None
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            columns.refuse(row, "headers", f"{name!r}: {value!r} is not text", "use text for both")
+            return None
+    return headers
 
 
 def _priorities(columns: _Columns) -> Sequence[int | None] | None:
     column = columns.find("priority")
     if column is None:
         return None
-    priorities: list[int | None] = column.to_pylist()
+    priorities = [
+        None if value is None else _priority_of(columns, row, value) for row, value in enumerate(column.to_pylist())
+    ]
     for row, priority in enumerate(priorities):
         if priority is not None and not 0 <= priority <= MAX_PRIORITY:
             columns.refuse(row, "priority", f"{priority} is out of range", f"use 0 to {MAX_PRIORITY}")
     return priorities
+
+
+def _priority_of(columns: _Columns, row: int, value: int | str) -> int | None:
+    try:
+        return int(value)
+    except ValueError:
+        columns.refuse(row, "priority", f"{value!r} is not a whole number", "use 0 to 255")
+        return None

@@ -31,8 +31,10 @@ class Reject:
     @classmethod
     def of(cls, batch: pa.RecordBatch, number: int, error: DelayError) -> Reject:
         """Return the reject of a row of a batch; errors that name no field are about the id."""
-        name = getattr(error, "field", "id")
-        return cls(row=_row_of(batch, number), field=_COLUMNS.get(name, name), reason=str(error))
+        name, reason = getattr(error, "field", "id"), str(error)
+        if name in _COLUMNS:
+            name, reason = _COLUMNS[name], reason.replace(name, _COLUMNS[name], 1)
+        return cls(row=_row_of(batch, number), field=name, reason=reason)
 
     def as_line(self) -> bytes:
         """Return one line of JSON."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import (
     BinaryType,
+    CharType,
     DataType,
     DayTimeIntervalType,
     MapType,
@@ -15,32 +16,39 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VarcharType,
 )
 from pyspark.sql.types import IntegralType as WholeNumberType
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
-_TEXT = ("string", (StringType,))
+_TEXT_TYPES = (StringType, VarcharType, CharType)
+_TEXT = ("string", _TEXT_TYPES)
 #: What Spark calls the types of each column, and the types.
 COLUMNS: Mapping[str, tuple[str, tuple[type[DataType], ...]]] = {
     "id": _TEXT,
     "channel": _TEXT,
-    "payload": ("string or binary", (StringType, BinaryType)),
-    "deliver_at": ("timestamp or string (ISO-8601 with a time zone)", (TimestampType, StringType)),
+    "payload": ("string or binary", (*_TEXT_TYPES, BinaryType)),
+    "deliver_at": ("timestamp or string (ISO-8601 with a time zone)", (TimestampType, *_TEXT_TYPES)),
     "deliver_after": ("a number (of seconds) or interval day to second", (NumericType, DayTimeIntervalType)),
     "key": _TEXT,
     "headers": ("map<string,string>", (MapType,)),
     "content_type": _TEXT,
     "priority": ("int", (WholeNumberType,)),
 }
+#: They may also be text, as in CSV files: a number, and headers as a JSON object.
+_ALSO_TEXT = frozenset({"deliver_after", "headers", "priority"})
 _REMEDIES = {
     "payload": "convert it, for example with to_json(struct(...))",
     "headers": "convert it, for example with map('name', value)",
 }
 
 
-def check_schema(schema: StructType, *, channel: str | None) -> None:
-    """Refuse columns that cannot be messages, before any row is written."""
+def check_schema(schema: StructType, *, channel: str | None, parses_text: bool = False) -> None:
+    """Refuse columns that cannot be messages, before any row is written.
+
+    :param parses_text: whether the writer parses numbers and headers that are text.
+    """
     names = Counter(schema.fieldNames())
     for name, count in names.items():
         if name not in COLUMNS:
@@ -50,7 +58,8 @@ def check_schema(schema: StructType, *, channel: str | None) -> None:
         if count > 1:
             raise ConfigurationError(f"{name}: {count} columns have this name; drop or rename the others")
     for field in schema.fields:
-        _check_type(field.name, field.dataType)
+        if not (parses_text and field.name in _ALSO_TEXT and isinstance(field.dataType, StringType)):
+            _check_type(field.name, field.dataType)
     if "payload" not in names:
         raise ConfigurationError("payload: the column is missing; add one of type string or binary")
     if not names.keys() & {"deliver_at", "deliver_after"}:
@@ -67,8 +76,8 @@ def _check_type(name: str, given: DataType) -> None:
     wanted, types = COLUMNS[name]
     if isinstance(given, TimestampNTZType):
         raise ConfigurationError(
-            f"{name}: timestamp_ntz has no time zone; convert it with to_utc_timestamp({name}, 'Europe/Berlin') for"
-            " times of one zone, or cast it to timestamp, which takes the session's time zone"
+            f"{name}: timestamp_ntz has no time zone; cast it to timestamp, with spark.sql.session.timeZone set to"
+            " the zone of the times"
         )
     if isinstance(given, types) and not (isinstance(given, MapType) and not _is_text_map(given)):
         return

@@ -1,4 +1,4 @@
-"""The data source ``delay``."""
+"""The data source ``delay``: ``spark.read.format("delay")`` and ``df.write.format("delay")``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ if TYPE_CHECKING:
 
 
 class DelayDataSource(DataSource):
-    """Messages as DataFrames: ``df.write.format("delay")`` schedules each row."""
+    """Messages as DataFrames: reads messages and the journal, and schedules each row that is written."""
 
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
         return "delay"
 
-    def schema(self) -> StructType:
-        raise _not_readable()
+    def schema(self) -> str:
+        """Return the columns that are read."""
+        from airflow_delay_provider.spark.datasource.read_options import ReadOptions
+        from airflow_delay_provider.spark.datasource.reader import schema_of
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        raise _not_readable()
+        return schema_of(ReadOptions.parse(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it follows from the options
+        """Look up the connection, here on the driver, and return what reads it."""
+        from airflow_delay_provider.spark.datasource.read_options import ReadOptions
+        from airflow_delay_provider.spark.datasource.reader import DelayReader
+
+        return DelayReader.prepare(ReadOptions.parse(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Check everything that can be wrong for all rows, before any is written."""
@@ -35,9 +43,5 @@ class DelayDataSource(DataSource):
         if overwrite:
             raise ConfigurationError('mode: scheduled messages cannot be overwritten as a whole; use .mode("append")')
         options = WriteOptions.parse(self.options)
-        check_schema(schema, channel=options.channel)
+        check_schema(schema, channel=options.channel, parses_text=True)
         return DelayWriter.prepare(options)
-
-
-def _not_readable() -> ConfigurationError:
-    return ConfigurationError('format: "delay" cannot be read; use df.write.format("delay")')

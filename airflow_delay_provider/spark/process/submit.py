@@ -22,6 +22,7 @@ from airflow_delay_provider.spark.failures import Evidence, OutputWindow
 from airflow_delay_provider.spark.failures.classifier import evidence_of
 from airflow_delay_provider.spark.process import guard
 from airflow_delay_provider.spark.process.driver_watch import DriverLog, StarvationWatchdog
+from airflow_delay_provider.spark.process.job_environment import JobEnvironment, check_job_connections
 
 #: The guard kills processes that do not stop; it needs a little longer than they get.
 GUARD_STOP_SECONDS = guard.GRACE_SECONDS + 2
@@ -94,6 +95,8 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
     :param arguments: those of the provider's hook.
     """
 
+    #: What spark-submit gets in addition to the environment of the task.
+    job_environment: JobEnvironment
     _guarded: GuardedProcess | None
     _driver_log: DriverLog | None
 
@@ -132,6 +135,11 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
             driver_state=raised.driver_state or self._driver_status,
             driver_output=self._driver_window.lines(),
         )
+
+    def check_job_connections(self, conn_ids: Sequence[str]) -> None:
+        """Raise unless the driver runs inside of spark-submit, which alone gets connections."""
+        deploy_mode = self._connection["deploy_mode"] or (self._conf or {}).get("spark.submit.deployMode")
+        check_job_connections(conn_ids, deploy_mode=deploy_mode)
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit; none of its processes remains afterwards. A job that was stopped has failed."""
@@ -181,13 +189,18 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
             self._guarded.kill()
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
-        return guarded(super()._build_spark_submit_command(application))
+        command = guarded(super()._build_spark_submit_command(application))
+        if variables := self.job_environment.variables:
+            # Not the provider's env_vars: for YARN and Kubernetes it turns these into arguments of spark-submit.
+            self._env = {**(self._env or {}), **variables}
+        return command
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
         super()._process_spark_submit_log(self._observed(itr))
 
     def _observed(self, lines: Iterable[str]) -> Iterator[str]:
-        for line in lines:
+        for printed in lines:
+            line = self.job_environment.hide_secrets(printed)
             self._window.feed(line)
             self._watchdog.observe(time.monotonic(), line)
             yield line
@@ -239,6 +252,7 @@ class GuardedSparkSubmitHook(SparkSubmitHook):
             raise StarvedError(self._starved_by) from None
 
     def _prepare(self, starvation_timeout: timedelta | None) -> None:
+        self.job_environment = JobEnvironment()
         self._kill_asked = False
         self._kill_at = float("inf")
         self._starvation_seconds = float("inf") if starvation_timeout is None else starvation_timeout.total_seconds()

@@ -27,16 +27,18 @@ HOOK_METHODS = {
 }
 #: Attributes of the hook that it reads or replaces.
 HOOK_ATTRIBUTES = {
+    "_conf",
     "_conn_id",
     "_connection",
     "_driver_id",
     "_driver_status",
+    "_env",
     "_should_track_driver_status",
     "_submit_sp",
 }
 #: Names of the operator that our operators override or read.
 OPERATOR_METHODS = {"_get_hook": ["self"]}
-OPERATOR_ATTRIBUTES = {"_conn_id", "_hook"}
+OPERATOR_ATTRIBUTES = {"_conn_id", "_deploy_mode", "_hook"}
 #: Public, but no documented part of the operator's interface.
 OPERATOR_PUBLIC = {"durable", "external_id_key"}
 #: Texts that the provider raises and that we parse: the evidence of a failure, and a job that is unknown.

@@ -288,3 +288,12 @@ def test_records_of_other_layouts_are_recognised() -> None:
         "ERROR:root:",
     ):
         assert verdict(f"{prefix}cannot load", REFUSED, "  continued") is Verdict.TRANSIENT
+
+
+def test_a_job_of_this_package_says_itself_whether_it_may_be_run_again() -> None:
+    """Whatever stands above its last line."""
+    above = "java.net.ConnectException: Connection refused"
+    refused = classify(Evidence(exit_code=3, output=[above, "bulk_schedule: error: --on-rejects: 1 of 2 rows ..."]))
+    assert (refused.verdict, refused.rule) == (Verdict.PERMANENT, "delay-job")
+    failed = classify(Evidence(exit_code=1, output=[above, "bulk_schedule: failed: the broker does not answer"]))
+    assert failed.verdict is Verdict.TRANSIENT

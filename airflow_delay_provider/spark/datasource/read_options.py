@@ -1,0 +1,122 @@
+"""The options of ``spark.read.format("delay")``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from airflow_delay_provider.domain.exceptions import ConfigurationError
+
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+
+#: As users write them; Spark ignores upper and lower case.
+_KNOWN = (
+    "connection",
+    "connectionFile",
+    "hold",
+    "table",
+    "columns",
+    "partitions",
+    "after",
+    "until",
+    "onGap",
+    "retentionDays",
+)
+_OF_JOURNAL = ("after", "until", "onGap", "retentionDays")
+MAX_PARTITIONS = 10_000
+#: As long as dispatchers keep finished messages by default.
+RETENTION_DAYS = 30.0
+
+
+class Table(StrEnum):
+    """What can be read."""
+
+    MESSAGES = "messages"
+    JOURNAL = "journal"
+
+
+class OnGap(StrEnum):
+    """What to do if entries behind ``after`` are deleted already."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """The options of one read, checked."""
+
+    connection: str | None = None
+    connection_file: str | None = None
+    hold: str | None = None
+    table: Table = Table.MESSAGES
+    #: In the order in which they were given; empty means all.
+    columns: tuple[str, ...] = ()
+    #: None lets the reader decide.
+    partitions: int | None = None
+    after: str | None = None
+    until: str | None = None
+    on_gap: OnGap = OnGap.FAIL
+    retention_days: float = RETENTION_DAYS
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Return checked options; refuse unknown ones, and those that do not fit the table."""
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = given.keys() - {name.lower() for name in _KNOWN}
+        if unknown:
+            raise ConfigurationError(f"{min(unknown)}: this option is unknown; use one of {', '.join(_KNOWN)}")
+        table = _choice("table", Table, given.get("table", Table.MESSAGES))
+        for name in _OF_JOURNAL:
+            if table is not Table.JOURNAL and name.lower() in given:
+                raise ConfigurationError(f"{name}: is an option of the journal; add option table=journal, or leave it")
+        return cls(
+            connection=given.get("connection") or None,
+            connection_file=given.get("connectionfile") or None,
+            hold=given.get("hold") or None,
+            table=table,
+            columns=tuple(each.strip() for each in given.get("columns", "").split(",") if each.strip()),
+            partitions=_partitions(given.get("partitions")),
+            after=given.get("after") or None,
+            until=given.get("until") or None,
+            on_gap=_choice("onGap", OnGap, given.get("ongap", OnGap.FAIL)),
+            retention_days=_days(given.get("retentiondays")),
+        )
+
+    def select(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Return the columns to read with their types, in the order of ``columns``."""
+        for name in self.columns:
+            if name not in known:
+                raise ConfigurationError(
+                    f"columns: {name!r} is no column of table {self.table.value}; use some of {', '.join(known)}"
+                )
+        return {name: known[name] for name in self.columns or known}
+
+
+def _choice(name: str, choices: type[ChoiceT], text: str) -> ChoiceT:
+    try:
+        return choices(text.lower())
+    except ValueError:
+        raise ConfigurationError(f"{name}: {text!r} is unknown; use one of {', '.join(choices)}") from None
+
+
+def _partitions(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PARTITIONS:
+        raise ConfigurationError(f"partitions: {text!r} is not a number of partitions; use 1 to {MAX_PARTITIONS}")
+    return int(text)
+
+
+def _days(text: str | None) -> float:
+    try:
+        days = float(text) if text else RETENTION_DAYS
+    except ValueError:
+        days = 0.0
+    if not 0 < days <= 36_500:
+        raise ConfigurationError(
+            f"retentionDays: {text!r} is not a number of days; use the dispatcher's retention_days"
+        )
+    return days
