@@ -482,3 +482,14 @@ def test_a_timeout_before_the_due_time_is_refused_before_anything_is_scheduled(
         task.execute(context)
     with pytest.raises(UnknownMessageError):
         record(broker, "never")
+
+
+def test_the_wait_begins_at_a_position_before_the_messages_were_scheduled(broker: EmbeddedBroker, context: Any) -> None:
+    """A55: a message that is dispatched before its task waits is found, too."""
+    before = broker.journal_end()
+    with pytest.raises(TaskDeferred) as deferred:
+        schedule(context, deliver_after=3600, wait_for_dispatch=True)
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, MessageDispatchedTrigger)
+    assert trigger.serialize()[1]["since"] == before
+    assert broker.journal_end() != before
