@@ -43,6 +43,8 @@ class BrokerHarness:
     unit = timedelta(seconds=1)
     #: How long a real broker may take for what should happen at once.
     patience = timedelta(seconds=60)
+    #: How late a message may be; well below ``patience``, or nothing would ever be too late.
+    on_time = timedelta(seconds=20)
 
     def __init__(self) -> None:
         self._opened: list[Broker] = []

@@ -61,8 +61,8 @@ class JournalContract:
         assert [scheduled.change, dispatched.change] == [Change.SCHEDULED, Change.DISPATCHED]
         for entry in (scheduled, dispatched):
             assert (entry.message_id, entry.channel, entry.deliver_at) == (message.id, channel, message.deliver_at)
-        assert -timedelta(milliseconds=1) < scheduled.at - before <= harness.patience
-        assert timedelta(0) <= dispatched.lateness <= harness.patience
+        assert -timedelta(milliseconds=1) < scheduled.at - before <= harness.on_time
+        assert timedelta(0) <= dispatched.lateness <= harness.on_time
 
     def test_a_message_that_is_due_at_once_leaves_its_dispatch(self, harness: BrokerHarness):
         tail = Tail(harness.broker)
@@ -179,7 +179,7 @@ class JournalContract:
         [(message_id, entry)] = harness.broker.find_outcomes(ids, since=since).items()
         assert (message_id, entry.message_id, entry.change) == (arrives.id, arrives.id, Change.DISPATCHED)
         assert (entry.channel, entry.deliver_at) == (channel, arrives.deliver_at)
-        assert timedelta(0) <= entry.lateness <= harness.patience
+        assert timedelta(0) <= entry.lateness <= harness.on_time
 
     @pytest.mark.parametrize("afterwards", ["put back", "given up"])
     def test_a_dispatched_message_stays_dispatched_when_its_consumer_requeues_or_dead_letters_it(

@@ -64,7 +64,8 @@ def test_a_short_delay_behind_long_ones_is_not_held_up(scene: Scene):
 def test_every_delay_of_up_to_three_digits_is_kept_and_none_is_early(scene: Scene):
     """C5, C7, C8, C9"""
     channel = scene.queue()
-    messages = [scene.message(channel, after=0.1 * ticks) for ticks in range(1, 60)]
+    # The digits are those of radix 16: 0x111 is the first number with three that are not zero.
+    messages = [scene.message(channel, after=0.1 * ticks) for ticks in (*range(1, 60), 0x101, 0x110, 0x111)]
     scene.broker.schedule(messages)
     arrivals = scene.collect(channel, len(messages))
     assert ids_of(arrivals) == ids_of(messages)

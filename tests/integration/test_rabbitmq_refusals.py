@@ -263,7 +263,7 @@ def _is_deleted(scene: Scene) -> bool:
 
 
 def test_a_message_that_is_routed_nowhere_is_not_confirmed(scene: Scene) -> None:
-    """B1 on RabbitMQ: the broker acknowledges it, and only the flag ``mandatory`` tells that no queue has it."""
+    """On RabbitMQ: the broker acknowledges it, and only the flag ``mandatory`` tells that no queue has it."""
     message = Message(channel="orders", payload=b"", deliver_at=datetime.now(UTC))
     exchange = nowhere(scene)
     publisher = scene.broker._client.publisher()
