@@ -314,6 +314,13 @@ class Broker(Closeable):
         ``FROM_THE_START``.
         """
 
+    def find_outcomes_of_each(self, since: Mapping[str, str]) -> Mapping[str, JournalEntry]:
+        """Do the same for ids that each have a position of their own."""
+        found: dict[str, JournalEntry] = {}
+        for position in dict.fromkeys(since.values()):
+            found |= self.find_outcomes([each for each, own in since.items() if own == position], since=position)
+        return found
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def is_like(self, other: Broker) -> bool:

@@ -67,6 +67,8 @@ class JournalTail(BrokerThread):
         self.interval = _poll_interval()
         self._waiters: dict[str, list[_Waiter]] = {}
         self._searches: deque[_Search] = deque()
+        #: Those that have not succeeded yet.
+        self._begun: list[_Search] = []
         self._position: str | None = None
         self._reconciled: str | None = None
         self._ledger_id: str | None = None
@@ -106,9 +108,9 @@ class JournalTail(BrokerThread):
         if self._position is None:
             self._position = self._reconciled = broker.journal_end()
         while self._searches:
-            self._require_ledger(hook, self._searches[0])
-            self._find_earlier(broker, self._searches[0])
-            self._searches.popleft()
+            self._begun.append(self._searches.popleft())
+        while self._begun:
+            self._begun = self._look_back(hook, broker)
         self._check_dispatchers(hook)
         entries = broker.read_journal(after=self._position, limit=READ_AT_ONCE)
         self._pass_on(entry for entry in entries if entry.change in FINAL_CHANGES)
@@ -135,17 +137,30 @@ class JournalTail(BrokerThread):
             self.dispatcher_warning = find_dispatcher_warning(hook)
             self._dispatchers_checked_at = now
 
-    def _find_earlier(self, broker: Broker, search: _Search) -> None:
-        since, position = search.since, self._position
-        if since is None:
-            since = self._reconciled or ""
-        for batch in _batches(search.message_ids, READ_AT_ONCE):
-            self._pass_on(broker.find_outcomes(batch, since=since).values())
-        if search.since is None:
-            self._reconciled = position
+    def _look_back(self, hook: DelayHook, broker: Broker) -> list[_Search]:
+        """Search for earlier outcomes of all new waiters at once, as thousands may come together after a restart.
+
+        Return those of waiters for a message that another one awaits from another position on.
+        """
+        position, reconciled, later = self._position, self._reconciled, list[_Search]()
+        since: dict[str, str] = {}
+        for search in self._begun:
+            self._require_ledger(hook, search)
+            begin = (self._reconciled or "") if search.since is None else search.since
+            if all(since.get(each, begin) == begin for each in search.message_ids):
+                since |= dict.fromkeys(search.message_ids, begin)
+                reconciled = position if search.since is None else reconciled
+            else:
+                later.append(search)
+        if since:
+            self._pass_on(broker.find_outcomes_of_each(since).values())
+        self._reconciled = reconciled
+        return later
 
     def _pass_on(self, entries: Iterable[JournalEntry]) -> None:
-        for batch in _batches(entries, SLICE):
+        # A waiter that comes after this check looks back itself.
+        awaited = (entry for entry in entries if entry.message_id in self._waiters)
+        for batch in _batches(awaited, SLICE):
             self.call_on_loop(self._wake, batch)
 
     def _wake(self, entries: Iterable[JournalEntry]) -> None:

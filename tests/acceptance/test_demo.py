@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(900)
 def test_the_demo_shows_its_messages_a_spark_job_that_comes_back_and_the_pipeline_and_ends_by_itself() -> None:
+    """M7"""
     done = subprocess.run(
         [sys.executable, "demo/run.py", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=840
     )

@@ -147,7 +147,7 @@ def earliest_dispatch_ms(ledger: Ledger) -> int:
 def test_a_dispatcher_killed_at_every_step_loses_nothing_and_delivers_each_message_once(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A44, B23, B32, B61, D11, D12"""
+    """M9, A44, B23, B32, B61, D11, D12"""
     with RecordingConsumer(ledger_url) as consumer:
         EmbeddedBroker(ledger).schedule(make_messages(seed=1))
         killed = crash_again_and_again(

@@ -32,7 +32,7 @@ wait_for = partial(component.wait_for, seconds=120, interval=0.1)
 def test_dispatchers_and_the_broker_killed_again_and_again_lose_nothing_and_repeat_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """D7, D11, D12, E1, E11, E12, B32"""
+    """M9, D7, D11, D12, E1, E11, E12, B32"""
     work = Soak(
         messages=3_000,
         seconds=25,

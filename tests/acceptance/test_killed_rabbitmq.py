@@ -30,7 +30,7 @@ wait_for = partial(component.wait_for, seconds=60, interval=0.1)
 def test_a_broker_killed_again_and_again_loses_nothing_that_it_confirmed(
     tmp_path: Path, rabbitmq_version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A44, B61, C11, C14, D11, D12"""
+    """M9, A44, B61, C11, C14, D11, D12"""
     work = Soak(
         messages=5_000,
         version=rabbitmq_version,

@@ -43,7 +43,7 @@ def rabbit(url: str) -> Iterator[RabbitMQBroker]:
 def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_running(
     start: Start, airflow: Airflow, api: AirflowApi, rabbit: RabbitMQBroker, channel: str
 ) -> None:
-    """A2, A5, A6"""
+    """M1, A2, A5, A6"""
     airflow.dispatcher.kill()
     try:
         run = start("rabbitmq_waits", {"channel": channel, "seconds": 12})
@@ -55,16 +55,22 @@ def test_a_task_waits_for_a_message_that_rabbitmq_holds_with_no_dispatcher_runni
         airflow.dispatcher.start()
 
 
-def test_a_retried_task_publishes_nothing_again_that_was_confirmed(
-    start: Start, rabbit: RabbitMQBroker, channel: str
+def test_a_retried_or_cleared_task_publishes_nothing_again_that_was_confirmed(
+    start: Start, api: AirflowApi, rabbit: RabbitMQBroker, channel: str
 ) -> None:
-    """A28: RabbitMQ knows no ids, so the task remembers the confirmed ones."""
+    """A28: RabbitMQ knows no ids, so the task remembers the confirmed ones in Airflow's store."""
     run = start("rabbitmq_retried", {"channel": channel})
     run.wait()
     assert run.task("bulk")["try_number"] == 2
     ids = run.result("bulk")
     arrived = Counter(message.id for message in receive(rabbit, channel, 1500))
     assert arrived == Counter(ids)
+
+    api.clear("rabbitmq_retried", run.run_id, "bulk")
+    run.wait_for_task("bulk", frozenset({"queued", "running", "success"}))
+    run.wait()
+    assert run.task("bulk")["try_number"] == 3
+    assert run.result("bulk") == ids
     assert rabbit.receive(channel) == []
 
 

@@ -94,6 +94,7 @@ def reminder(waiting_reminder: Run, slots: dict[str, int], broker: EmbeddedBroke
 def test_a_task_waits_for_its_message_without_a_worker_slot_and_is_resumed_by_the_dispatch(
     reminder: Run, slots: dict[str, int], record: Record
 ) -> None:
+    """M1"""
     assert slots["deferred_slots"] >= 1
     reminder.wait()
     assert set(reminder.states().values()) == {"success"}

@@ -148,6 +148,7 @@ def recovered(begin: Begin) -> Iterator[dict[str, Job]]:
 def test_a_job_whose_failure_may_pass_is_submitted_again_and_succeeds(
     recovered: dict[str, Job], way: str, verdict: str
 ) -> None:
+    """M2"""
     job = recovered[way]
     assert job.run.task("job")["state"] == "success", job.history()
     assert job.verdicts()[-1] is None
@@ -201,6 +202,7 @@ def patient(begin: Begin) -> list[Job]:
 def test_waiting_tasks_take_no_slot_no_process_and_no_connection_of_their_own(
     patient: list[Job], airflow: Airflow, api: AirflowApi, broker: EmbeddedBroker
 ) -> None:
+    """M3"""
     airflow.wait_for(lambda: api.pool()["occupied_slots"] == 0, what="no worker slot is taken", seconds=60)
     assert [running_with(str(job.folder)) for job in patient] == [[], [], [], []]
     # One for the journal and one for admission, however many wait.
@@ -253,6 +255,7 @@ def retries(airflow: Airflow, *arguments: str) -> Any:
 
 
 def test_a_job_whose_airflow_worker_is_killed_is_ended_with_it_and_submitted_again(begin: Begin) -> None:
+    """M4"""
     job = begin("work")
     wait_for(lambda: (job.folder / "working").exists(), what="the job works", seconds=SECONDS)
     task_process_of(job).kill()
@@ -274,6 +277,7 @@ def task_process_of(job: Job) -> psutil.Process:
 
 
 def test_a_triggerer_that_is_killed_while_tickets_wait_loses_none(begin: Begin, airflow: Airflow) -> None:
+    """M4"""
     port = free_port()
     job = begin("source", prepare=reading_from(port))
     job.wait_until_deferred()
@@ -309,6 +313,7 @@ def waits_for_cluster(broker: EmbeddedBroker, job: Job) -> bool:
 def test_a_job_that_lost_the_only_worker_is_ended_waits_for_another_and_succeeds(
     begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
 ) -> None:
+    """M4"""
     job = begin("work", dag_id="spark_standalone")
     wait_for(lambda: (job.folder / "working").exists(), what="the job works", seconds=SECONDS)
     cluster.kill_worker()
@@ -323,6 +328,7 @@ def test_a_job_that_lost_the_only_worker_is_ended_waits_for_another_and_succeeds
 def test_no_task_submits_while_the_master_is_down_and_all_do_when_it_is_back(
     begin: Begin, cluster: SparkCluster, broker: EmbeddedBroker
 ) -> None:
+    """M4"""
     cluster.kill_worker()
     cluster.kill_master()
     first = begin("work", dag_id="spark_standalone")

@@ -65,6 +65,7 @@ def filled(scene: Scene) -> Scene:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_nothing_serious(people: People, filled: Scene, path: str, scheme: Any) -> None:
+    """M6"""
     page = people.open("editor", path.format(filled.channel), color_scheme=scheme)
     expect(page.get_by_text(PAGES[path].format(filled.channel)).first).to_be_visible()
     assert page.evaluate("document.documentElement.classList.contains('dark')") is (scheme == "dark")

@@ -94,6 +94,7 @@ def test_a_message_shows_its_content_and_its_history(people: People, scene: Scen
 
 
 def test_one_message_is_cancelled(people: People, scene: Scene) -> None:
+    """M5"""
     [message_id] = scene.schedule(1)
     page = people.open("editor", f"/messages/{message_id}")
     dialog = ask_for(page, "Cancel")

@@ -70,6 +70,7 @@ def test_a_viewer_sees_no_action(people: People, scene: Scene) -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_viewer_is_refused_each_action(people: People, scene: Scene, action: str) -> None:
+    """M5"""
     [message_id] = scene.kill(1, reason="test") if action == "replay" else scene.schedule(1)
     before = scene.record_of(message_id)
     page = people.open("viewer", "/messages")

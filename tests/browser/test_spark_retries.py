@@ -32,6 +32,7 @@ def _java() -> None:
 @pytest.mark.usefixtures("_java")
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_failed_job_appears_and_retry_now_submits_it(people: People, start: Start, tmp_path: Path) -> None:
+    """M5"""
     port = free_port()
     (tmp_path / "port").write_text(str(port))
     arguments = {"application": str(JOBS / "recovering.py"), "arguments": ["source", str(tmp_path)]}

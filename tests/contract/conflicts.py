@@ -111,7 +111,7 @@ class ConflictContract:
 
     @pytest.mark.parametrize("policy", [OnConflict.FAIL, OnConflict.REPLACE])
     def test_one_refused_message_leaves_none_of_its_batch(self, harness: BrokerHarness, policy: OnConflict):
-        """A29, B52"""
+        """A29"""
         channel = harness.channel()
         taken = harness.message(channel, after=0)
         harness.broker.send([taken])

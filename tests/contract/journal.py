@@ -61,7 +61,7 @@ class JournalContract:
         assert [scheduled.change, dispatched.change] == [Change.SCHEDULED, Change.DISPATCHED]
         for entry in (scheduled, dispatched):
             assert (entry.message_id, entry.channel, entry.deliver_at) == (message.id, channel, message.deliver_at)
-        assert -timedelta(milliseconds=1) < scheduled.at - before <= harness.patience
+        assert -timedelta(milliseconds=1) < scheduled.at - before <= harness.on_time
         harness.assert_lateness(dispatched)
 
     def test_a_message_that_is_due_at_once_leaves_its_dispatch(self, harness: BrokerHarness):

@@ -157,7 +157,7 @@ class SchedulingContract:
     def test_beyond_the_limits_a_call_is_refused_and_nothing_is_written(
         self, harness: BrokerHarness, error: type[Exception], after: float, payload: bytes
     ):
-        """A30, B4, B25, B52"""
+        """A30, B4, B25"""
         channel = harness.channel()
         position, broker = harness.broker.journal_end(), self.limited(harness)
         allowed = harness.message(channel, after=9, payload=b"")
@@ -191,7 +191,6 @@ class SchedulingContract:
         assert not [e for e in harness.broker.read_journal(after=position) if e.message_id in ids]
 
     def test_the_check_describes_the_broker(self, harness: BrokerHarness):
-        """A48"""
         assert len(harness.broker.check()) > 10
 
     def test_a_closed_client_leaves_its_messages_behind(self, harness: BrokerHarness):

@@ -381,7 +381,6 @@ def test_a_message_that_the_ledger_does_not_know_can_be_dead_lettered(harness: F
 
 
 def test_the_check_names_both_ledgers(harness: ForgetfulHarness):
-    """A48"""
     assert harness.ledger.name in harness.broker.check()
     assert harness.target_ledger.name in harness.broker.check()
 

@@ -22,7 +22,7 @@ from tools.servers import component
 
 PATIENCE_SECONDS = 60
 #: What a busy machine may add to a delay; far less than what a message would wait behind another one.
-ON_TIME = timedelta(seconds=PATIENCE_SECONDS)
+ON_TIME = timedelta(seconds=PATIENCE_SECONDS / 3)
 
 wait_for = partial(component.wait_for, seconds=PATIENCE_SECONDS, interval=0.03)
 

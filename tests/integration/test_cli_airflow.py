@@ -53,7 +53,7 @@ def test_a_scheduled_message_is_printed_as_one_json_document(start: Start, broke
 
 
 def test_bad_input_ends_with_code_2_and_one_sentence(start: Start) -> None:
-    """B3, B52."""
+    """B3."""
     with start("schedule", "orders", "--payload", "x", "--at", "2035-01-31T17:00:00") as process:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (2, "")

@@ -84,7 +84,6 @@ def test_changes_of_dispatched_or_unknown_messages_are_refused(delay: CommandLin
 
 
 def test_a_file_is_scheduled(delay: CommandLine, stream: Stream, channel: str, tmp_path: Path) -> None:
-    """B52"""
     file = tmp_path / "orders.jsonl"
     file.write_text("".join(f'{{"payload": {number}}}\n' for number in range(20)))
     assert delay.document("schedule", channel, "--file", str(file), "--after", "1", *CONN)["scheduled"] == 20

@@ -77,7 +77,9 @@ def test_messages_of_a_task_arrive_once_each_when_they_are_due(stream: Stream, c
     assert Counter(message.id for message in stream.received(channel, 30)) == Counter(ids)
 
 
-def test_a_cleared_task_publishes_nothing_again(stream: Stream, channel: str) -> None:
+def test_a_task_that_finds_its_confirmed_ids_in_its_state_store_publishes_nothing_again(
+    stream: Stream, channel: str
+) -> None:
     """A28"""
     store, messages = StateStore(), numbered(5, after=1)
     ids = schedule(channel, messages=messages, store=store)
@@ -88,7 +90,7 @@ def test_a_cleared_task_publishes_nothing_again(stream: Stream, channel: str) ->
 def test_one_bad_message_far_back_keeps_all_from_being_published(
     stream: Stream, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A29, B52"""
+    """A29"""
     monkeypatch.setattr(task, "BATCH", 2)
     with stream.open() as broker:
         before = broker.journal_end()

@@ -17,6 +17,7 @@ import pytest
 from airflow_delay_provider.brokers.consumer import Consumer, ConsumerConfig
 from airflow_delay_provider.brokers.port import Outcome
 from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
+from airflow_delay_provider.brokers.rabbitmq.journal import JournalReader
 from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import floor_ms, from_ms
 from airflow_delay_provider.domain.exceptions import (
@@ -64,7 +65,8 @@ def test_a_short_delay_behind_long_ones_is_not_held_up(scene: Scene):
 def test_every_delay_of_up_to_three_digits_is_kept_and_none_is_early(scene: Scene):
     """C5, C7, C8, C9"""
     channel = scene.queue()
-    messages = [scene.message(channel, after=0.1 * ticks) for ticks in range(1, 60)]
+    # The digits are those of radix 16: 0x111 is the first number with three that are not zero.
+    messages = [scene.message(channel, after=0.1 * ticks) for ticks in (*range(1, 60), 0x101, 0x110, 0x111)]
     scene.broker.schedule(messages)
     arrivals = scene.collect(channel, len(messages))
     assert ids_of(arrivals) == ids_of(messages)
@@ -360,3 +362,30 @@ def wait_for_get(amqp: Any, queue: str) -> tuple[Any, pika.BasicProperties, byte
 
 def count_connections() -> int:
     return sum(thread.name == "delay-rabbitmq" for thread in threading.enumerate())
+
+
+def test_outcomes_since_many_positions_are_found_in_one_look_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D11: each id counts from its own position on, as RabbitMQ lets an id be used again."""
+    channel = scene.queue()
+    first, second = scene.message(channel, after=0.1), scene.message(channel, after=0.1)
+    begin = scene.broker.journal_end()
+    scene.broker.schedule([first, second])
+    scene.collect(channel, 2)
+    ids = [first.id, second.id]
+    wait_for(lambda: len(scene.broker.find_outcomes(ids, since=begin)) == 2, what="both outcomes are recorded")
+    after = scene.broker.find_outcomes(ids, since=begin)[first.id].position
+    looks: list[int] = []
+    scan = JournalReader._scan
+
+    def counted(self: JournalReader, start: Any, wanted: Any) -> Any:
+        looks.append(len(wanted))
+        return scan(self, start, wanted)
+
+    monkeypatch.setattr(JournalReader, "_scan", counted)
+    with scene.open() as another:
+        found = another.find_outcomes_of_each({first.id: after, second.id: begin, "unknown": begin})
+    assert list(found) == [second.id]
+    assert looks == [3]
+    assert found[second.id].message is None

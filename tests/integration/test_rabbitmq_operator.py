@@ -90,7 +90,9 @@ def test_a_try_after_a_refusal_publishes_only_unconfirmed_messages(url: str, mon
     assert set(rest) < set(ids)
 
 
-def test_a_cleared_task_publishes_nothing_again_and_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_finds_its_confirmed_ids_in_its_state_store_publishes_nothing_again_and_says_so(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A28"""
     store, messages = StateStore(), numbered(5)
     ids = run(store, messages)
@@ -125,7 +127,7 @@ def test_other_messages_of_the_same_task_are_not_taken_for_the_confirmed_ones(ur
 
 
 def test_one_bad_message_far_back_keeps_all_from_being_published(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A29, B52"""
+    """A29"""
     monkeypatch.setattr(task, "BATCH", 2)
     messages = [*numbered(6), {"payload": "x", "headers": {"x-death": "1"}}]
     with pytest.raises(AirflowFailException, match="headers: 'x-death' is reserved"):

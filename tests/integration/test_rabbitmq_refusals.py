@@ -11,11 +11,12 @@ from uuid import uuid4
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from pika import BasicProperties
 
 from airflow_delay_provider.brokers.rabbitmq import admin, journal, management
 from airflow_delay_provider.brokers.rabbitmq.names import UNROUTABLE
 from airflow_delay_provider.brokers.rabbitmq.publish import Publisher
-from airflow_delay_provider.domain.exceptions import MessagesWaitError
+from airflow_delay_provider.domain.exceptions import DelayError, MessagesWaitError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.sensors.message import MessageDispatchedSensor
@@ -259,3 +260,13 @@ def _is_deleted(scene: Scene) -> bool:
         return scene.broker.delete_topology() == scene.topology.prefix
     except MessagesWaitError:
         return False
+
+
+def test_a_message_that_is_routed_nowhere_is_not_confirmed(scene: Scene) -> None:
+    """On RabbitMQ: the broker acknowledges it, and only the flag ``mandatory`` tells that no queue has it."""
+    message = Message(channel="orders", payload=b"", deliver_at=datetime.now(UTC))
+    exchange = nowhere(scene)
+    publisher = scene.broker._client.publisher()
+    with pytest.raises(DelayError) as raised:
+        publisher.publish([message], lambda each: (exchange, "nobody", BasicProperties(message_id=each.id)))
+    assert raised.value.unconfirmed == (message.id,)

@@ -18,7 +18,7 @@ from airflow_delay_provider.brokers.rabbitmq.broker import RabbitMQBroker
 from airflow_delay_provider.brokers.rabbitmq.errors import PermissionDeniedError
 from airflow_delay_provider.domain.exceptions import UnknownChannelError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START
-from tests.integration.rabbitmq_scene import Scene, ids_of, wait_for
+from tests.integration.rabbitmq_scene import ON_TIME, Scene, ids_of, wait_for
 from tests.rabbits import config_of, fresh_vhost, problems, require_management, user
 
 #: Queues and exchanges that only the shop may write to, and those of the bank.
@@ -270,5 +270,5 @@ def test_a_ladder_that_is_deleted_takes_nothing_of_another_tenant_with_it(tenant
     }
     [arrival] = bank.scene.collect("payments", 1)
     assert arrival.message.id == waiting.id
-    assert arrival.lateness < timedelta(minutes=1)
+    assert arrival.lateness < ON_TIME
     shop.scene.broker.create_topology(SHOP_CHANNELS)

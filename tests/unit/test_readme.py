@@ -21,7 +21,7 @@ PAGES = sorted(str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *(RO
 
 
 def test_the_dag_of_the_readme_delivers_its_message(delay_kit: DelayTestKit, delay_connection: str) -> None:
-    """A21, B51"""
+    """M7, A21, B51"""
     [snippet] = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(snippet.replace("):\n", ") as dag:\n", 1), "README.md", "exec"), names)

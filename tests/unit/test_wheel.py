@@ -85,7 +85,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) ->
 
 
 def test_a_dag_imports_public_names_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """Airflow and the other dependencies come from this environment, the package from the wheel."""
+    """M8: Airflow and the other dependencies come from this environment, the package from the wheel."""
     installed, elsewhere = tmp_path / "installed", tmp_path / "dags"
     elsewhere.mkdir()
     with ZipFile(wheel) as archive:

@@ -19,7 +19,7 @@ from airflow_delay_provider.domain.arguments import Limits, OnConflict
 from airflow_delay_provider.domain.clock import Clock, ceil_ms, floor_ms
 from airflow_delay_provider.domain.dead_letters import DeadCount, DeadLetters, Replayed
 from airflow_delay_provider.domain.exceptions import LedgerError
-from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
 from airflow_delay_provider.domain.message import Delivery, Message, require_aware
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ class LedgerBroker(Broker):
         # The journal is indexed by message, so nothing needs to be read back from ``since``.
         with self.ledger.read() as connection:
             return journal.final_entries(connection, message_ids)
+
+    def find_outcomes_of_each(self, since: Mapping[str, str]) -> Mapping[str, JournalEntry]:
+        return self.find_outcomes(list(since), since=FROM_THE_START)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -229,7 +229,10 @@ class RabbitMQBroker(BrokerHeld, HasTopology, KeepsUndelivered):
         return self._journal.read(after, limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
-        return self._journal.find(message_ids, since) if message_ids else {}
+        return self.find_outcomes_of_each(dict.fromkeys(message_ids, since))
+
+    def find_outcomes_of_each(self, since: Mapping[str, str]) -> Mapping[str, JournalEntry]:
+        return self._journal.find(since) if since else {}
 
     @cached_property
     def _journal(self) -> JournalReader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -79,20 +79,21 @@ class JournalReader:
             self._recent.add(entries)
         return entries
 
-    def find(self, message_ids: Sequence[str], since: str) -> dict[str, JournalEntry]:
-        """Return the first final entry of each of these ids that is recorded after ``since`` by now."""
+    def find(self, since: Mapping[str, str]) -> dict[str, JournalEntry]:
+        """Return the first final entry of each id that is recorded after its position by now, in one look back."""
         found: dict[str, JournalEntry] = {}
-        start = parse_position(since)
-        if self._cursor is not None and self._recent.covers(start):
-            found = self._recent.get(message_ids)
-            start = max(start, self._returned)
-        wanted = set(message_ids) - {each for each, entry in found.items() if entry.change not in REVERSIBLE}
+        starts = {each: parse_position(position) for each, position in since.items()}
+        if self._cursor is not None:
+            known = [each for each, start in starts.items() if self._recent.covers(start)]
+            found = self._recent.get(known)
+            starts |= {each: max(starts[each], self._returned) for each in known}
+        wanted = starts.keys() - {each for each, entry in found.items() if entry.change not in REVERSIBLE}
         recent: int | None = None
-        for pending in self._scan(start, wanted) if wanted else ():
+        for pending in self._scan(min(starts[each] for each in wanted), wanted) if wanted else ():
             entry, now = pending.entry, self._clock.now()
-            if entry.message_id not in wanted:
-                continue
             position, by = parse_position(entry.position), now
+            if entry.message_id not in wanted or position <= starts[entry.message_id]:
+                continue
             status = self._check(pending, by=by, now=now)
             if status is DispatchStatus.UNKNOWN:
                 recent = first_offset_since(self._open_connection(), now - TOTALS_LAG) if recent is None else recent

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -112,6 +112,34 @@ async def test_a_thousand_waiting_triggers_share_one_thread(schedule: Schedule, 
     events = await finish(asyncio.gather(*waiting))
 
     assert sum(event["counts"]["dispatched"] for event in events) == 1000
+
+
+async def test_all_waiters_that_come_together_look_back_once(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A triggerer that starts again has all its triggers at once, each with a position of its own."""
+    looked, may_look = list[int](), threading.Event()
+    find = EmbeddedBroker.find_outcomes_of_each
+
+    def find_when_all_are_there(self: EmbeddedBroker, since: Mapping[str, str]) -> Mapping[str, JournalEntry]:
+        assert may_look.wait(60)
+        looked.append(len(since))
+        return find(self, since)
+
+    monkeypatch.setattr(EmbeddedBroker, "find_outcomes_of_each", find_when_all_are_there)
+    ids, positions = list[str](), list[str]()
+    for _ in range(30):
+        positions.append(broker.journal_end())
+        [receipt] = broker.schedule([compose_message("invoices", "x", deliver_after=0, now=broker.clock.now())])
+        ids.append(receipt.message_id)
+    awaited = [*zip(ids, positions, strict=True), (ids[0], positions[5])]
+    waiting = start(*(MessageDispatchedTrigger(message_ids=[each], since=since) for each, since in awaited))
+    await until(lambda: tails() and tails()[0].users == len(awaited))
+    may_look.set()
+    events = await finish(asyncio.gather(*waiting))
+    assert sum(event["counts"]["dispatched"] for event in events) == len(awaited)
+    # The first may begin before the others are there; the last awaits a message that another waiter awaits, too.
+    assert len(looked) <= 3
 
 
 async def test_waiters_of_the_same_message_are_all_woken(schedule: Schedule, dispatch: Callable[..., int]) -> None:
@@ -224,7 +252,7 @@ async def test_an_overlooked_entry_is_found_by_the_reconciliation(
     monkeypatch.setattr(journal_tail, "RECONCILE_SECONDS", 0.05)
     monkeypatch.setattr(EmbeddedBroker, "read_journal", lambda *_args, **_options: list[JournalEntry]())
     (waiting,) = start(MessageDispatchedTrigger(message_ids=schedule("a")))
-    await until(lambda: tails() and tails()[0]._position and not tails()[0]._searches)
+    await until(lambda: tails() and tails()[0]._position and not (tails()[0]._searches or tails()[0]._begun))
     dispatch(HOUR)
 
     assert (await finish(waiting))["counts"] == {"dispatched": 1}

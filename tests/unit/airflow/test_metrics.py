@@ -13,6 +13,8 @@ from airflow.sdk.observability import stats
 
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.brokers.port import Receipt
+from airflow_delay_provider.cli.dispatcher import dispatcher
+from airflow_delay_provider.dispatcher.service import Dispatcher
 from airflow_delay_provider.domain.arguments import OnConflict, compose_message
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.message import Message
@@ -20,6 +22,7 @@ from airflow_delay_provider.hooks.delay import DelayHook
 from airflow_delay_provider.hooks.task import ConfirmedStore, schedule_once
 from airflow_delay_provider.metrics import AirflowMetrics, connect_metrics
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
+from tests.unit.cli.commandline import parser
 
 # Airflow never closes its metrics client, so its socket is collected when the client is replaced.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -153,3 +156,22 @@ def test_metrics_that_cannot_be_sent_break_nothing(monkeypatch: pytest.MonkeyPat
     AirflowMetrics().scheduled(1)
     AirflowMetrics().dispatched({"invoices": 1}, [3.0])
     AirflowMetrics().failed("LedgerError")
+
+
+def test_the_dispatcher_of_the_command_line_sends_its_metrics_through_airflow(
+    received: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch, sqlite_url: str
+) -> None:
+    """B38, B40: it connects them itself, since Airflow does not do so for this command."""
+    monkeypatch.setenv("AIRFLOW__DELAY__LEDGER_URL", sqlite_url)
+    with monkeypatch.context() as without:
+        without.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
+        connect_metrics()
+    AirflowMetrics().failed("not connected")
+
+    def dispatch_one_message(service: Dispatcher) -> bool:
+        service._context.report_dispatched({"invoices": 1}, [5])
+        return True
+
+    monkeypatch.setattr(Dispatcher, "run_until_signalled", dispatch_one_message)
+    dispatcher(parser().parse_args(["delay", "dispatcher", "--health-port", "-1"]))
+    assert received() == {"airflow.delay.dispatched:1|c", "airflow.delay.lateness:5.000000|ms"}

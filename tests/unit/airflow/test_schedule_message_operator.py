@@ -230,7 +230,7 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
 def test_bad_input_fails_at_once_with_one_sentence_and_writes_nothing(
     broker: EmbeddedBroker, context: Any, connect: Callable[..., None], options: dict[str, Any], sentence: str
 ) -> None:
-    """A30, B3, B4, B48: the sentence names the field and the remedy."""
+    """A30, B3, B4: the sentence names the field and the remedy."""
     connect(str(broker.ledger.url), min_delay=60, max_delay=timedelta(days=2).total_seconds(), max_payload_bytes=1000)
     default = {} if {"deliver_at", "deliver_after"} & set(options) else {"deliver_after": 3600}
 
@@ -498,3 +498,14 @@ def test_a_timeout_before_the_due_time_is_refused_before_anything_is_scheduled(
         task.execute(context)
     with pytest.raises(UnknownMessageError):
         record(broker, "never")
+
+
+def test_the_wait_begins_at_a_position_before_the_messages_were_scheduled(broker: EmbeddedBroker, context: Any) -> None:
+    """A message that is dispatched before its task waits is found, too."""
+    before = broker.journal_end()
+    with pytest.raises(TaskDeferred) as deferred:
+        schedule(context, deliver_after=3600, wait_for_dispatch=True)
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, MessageDispatchedTrigger)
+    assert trigger.serialize()[1]["since"] == before
+    assert broker.journal_end() != before

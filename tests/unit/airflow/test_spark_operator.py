@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -559,3 +560,19 @@ def test_a_job_that_still_runs_is_found_again_and_not_submitted_twice(
         assert task.begin_next_try() is None
     assert task.program.submissions == 0
     assert [(each.number, each.verdict) for each in task.history.attempts] == [(1, None)]
+
+
+def test_an_attempt_is_stored_before_it_is_submitted(task: Task) -> None:
+    """B61: else the next worker would not know of an attempt whose worker was lost."""
+    stored = task.program.path + ".stored"
+    store, submit = task.store, SparkSubmitRetryOperator._run_job
+
+    def submit_what_is_stored(operator: SparkSubmitRetryOperator, context: Any) -> None:
+        Path(stored).write_text(json.dumps(store.get(HISTORY_KEY)))
+        submit(operator, context)
+
+    with patch.object(SparkSubmitRetryOperator, "_run_job", submit_what_is_stored):
+        assert task.begin() is None
+    known = History.from_json(json.loads(Path(stored).read_text()))
+    assert known.phase is Phase.SUBMITTED
+    assert [attempt.number for attempt in known.attempts] == [1]

@@ -131,7 +131,7 @@ BAD_LINES = [
 def test_a_bad_json_line_is_named_and_nothing_is_written(
     delay: CommandLine, tmp_path: Path, nothing_waits: Callable[[], None], line: str, problem: str, remedy: str
 ) -> None:
-    """B3, B52: file, line, field and remedy, code 2."""
+    """B3: file, line, field and remedy, code 2."""
     file = write_lines(tmp_path / "f.jsonl", [GOOD, "", GOOD, line, GOOD])
     result = delay("schedule", "orders", "--file", file, "--on-past", "fail")
     assert result.code == 2

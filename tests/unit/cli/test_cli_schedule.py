@@ -144,7 +144,7 @@ BAD_INPUT = [
 def test_bad_input_is_named_with_its_remedy_and_changes_nothing(
     delay: CommandLine, nothing_waits: Callable[[], None], words: list[str], field: str, remedy: str
 ) -> None:
-    """B3, B52, A30: code 2 and one sentence."""
+    """B3, A30: code 2 and one sentence."""
     result = delay("schedule", *words)
     assert result.code == 2
     assert result.err.startswith(field)

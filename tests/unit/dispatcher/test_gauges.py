@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +19,7 @@ from airflow_delay_provider.brokers.port import Outcome, Receipt
 from airflow_delay_provider.dispatcher.dispatch_to_brokers import DispatchToBrokers
 from airflow_delay_provider.dispatcher.gauges import DispatcherGauges
 from airflow_delay_provider.dispatcher.housekeeping import Prune
-from airflow_delay_provider.dispatcher.loop import Context, LoopThread
+from airflow_delay_provider.dispatcher.loop import STALLED_SECONDS, Context, LoopHealth, LoopThread
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import LedgerError, UnknownChannelError
@@ -123,3 +124,14 @@ def test_a_ledger_that_cannot_be_read_shows_no_old_numbers(context: Context, mon
     assert "delay_ledger_up 0.0" in shown
     assert 'delay_loop_healthy{loop="prune"} 1.0' in shown
     assert not any(line.startswith(("delay_scheduled", "delay_messages", "delay_overdue")) for line in shown)
+
+
+@pytest.mark.parametrize(("seconds", "is_well"), [(STALLED_SECONDS - 10, True), (STALLED_SECONDS, False)])
+@pytest.mark.parametrize("has_succeeded", [True, False])
+def test_a_loop_whose_run_does_not_end_is_not_well(seconds: float, is_well: bool, has_succeeded: bool) -> None:
+    """B39: in its first run, too."""
+    since = time.monotonic() - seconds
+    health = LoopHealth(began_at=since, ended_at=since if has_succeeded else None)
+    assert health.well is is_well
+    assert health.as_dict()["well"] is is_well
+    assert (health.problem is None) is is_well

@@ -51,7 +51,7 @@ HOUR = timedelta(hours=1)
     ],
 )
 def test_the_due_time_is_given_at_or_after(given_time: dict[str, Any], due: datetime):
-    """B1, B3, B58, D1, E2"""
+    """B3, B58, D1, E2"""
     assert resolve_deliver_at(**given_time, now=NOW) == due
 
 

@@ -84,3 +84,12 @@ def test_a_transaction_that_the_broker_does_not_know_costs_the_producer_and_noth
     dispatcher.run_once()
     assert unknown.ended == ["give up"]
     assert (dispatcher._consumer, dispatcher._transaction) == (unknown, another)
+
+
+def test_partitions_that_are_lost_take_the_open_transaction_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: another dispatcher has them already, and would send their messages, too."""
+    lost = Lost(KafkaError._TRANSPORT)
+    dispatcher = KafkaLadderDispatcher(KafkaClients(KafkaConfig.from_settings({}, host="localhost")), SystemClock())
+    monkeypatch.setattr(dispatcher, "_transaction", lost)
+    dispatcher._on_lost(Any, [])
+    assert lost.ended == ["abort"]

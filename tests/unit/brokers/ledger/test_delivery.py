@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
-from airflow_delay_provider.brokers.ledger import channels, delivery
+import pytest
+
+from airflow_delay_provider.brokers.ledger import channels, delivery, journal
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
+from airflow_delay_provider.brokers.ledger.ledger_held import LedgerHeldBroker
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.lifecycle import Change, State
+from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, State
+from airflow_delay_provider.testing.clock import SettableClock
 from tests.unit.brokers.ledger import rows
 from tests.unit.brokers.ledger.rows import NOW_MS, messages
 
@@ -79,3 +86,29 @@ def test_dispatchers_side_by_side_deliver_each_message_once(ledger: Ledger):
     assert sum(totals) == 300
     assert in_channel(ledger) == [message.id for message in batch]
     assert rows.count(ledger) == {State.DISPATCHED: 300}
+
+
+@pytest.mark.parametrize("destination", [None, "there"])
+def test_a_requeued_message_does_not_come_a_fraction_of_a_millisecond_too_soon(ledger: Ledger, destination: str | None):
+    """C9: due times are whole milliseconds, so they are rounded up."""
+    clock = SettableClock(from_ms(NOW_MS) + timedelta(microseconds=900))
+    target = EmbeddedBroker(Ledger("sqlite://"), clock=clock)
+    broker: Broker = EmbeddedBroker(ledger, clock=clock)
+    if destination is not None:
+        broker = LedgerHeldBroker(ledger, destination, target, clock=clock)
+    broker.send([rows.message(NOW_MS)])
+    [delivered] = broker.receive("orders")
+    broker.requeue(delivered, timedelta(milliseconds=10))
+    assert rows.get(ledger, delivered.message).message.deliver_at == from_ms(NOW_MS + 11)
+    target.close()
+
+
+def test_the_journal_is_read_page_by_page(ledger: Ledger):
+    """D11"""
+    batch = messages(1, 2, 3)
+    rows.insert(ledger, batch)
+    rows.read_journal(ledger, 3)
+    first = rows.read(ledger, lambda c: journal.read(c, after=FROM_THE_START, limit=2))
+    second = rows.read(ledger, lambda c: journal.read(c, after=first[-1].position, limit=2))
+    assert [entry.message_id for entry in [*first, *second]] == [each.id for each in batch]
+    assert (len(first), len(second)) == (2, 1)

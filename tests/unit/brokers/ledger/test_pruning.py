@@ -112,7 +112,6 @@ def test_recent_messages_do_not_hide_old_ones_behind_them(broker: EmbeddedBroker
 
 
 def test_a_message_that_is_requeued_after_it_was_found_is_not_deleted(broker: EmbeddedBroker):
-    """A33"""
     ledger = broker.ledger
     [message] = dispatched(broker, 1)
     broker.ack(broker.receive("orders"))

@@ -374,3 +374,11 @@ def concerned(broker: SimulatedBroker, exchange: str, key: str) -> Iterator[Bind
 
 def _order_of_recovery(binding: Binding) -> tuple[str, str, bool, str]:
     return binding.source, binding.key, not binding.to_exchange, binding.destination
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=list(TOPOLOGIES))
+def test_a_rung_holds_what_its_name_says_and_two_roundings_of_a_millisecond(topology: Topology) -> None:
+    """C9: shorter is early, by the broker's rounding and by that of the delay; longer is late for nothing."""
+    assert [rung.arguments["x-message-ttl"] for rung in topology.rungs()] == [
+        hold_ms + 2 for hold_ms in topology.ladder.holds_ms
+    ]
