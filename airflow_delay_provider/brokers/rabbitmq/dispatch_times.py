@@ -24,8 +24,8 @@ class DispatchTimes:
         :param first_offset_since: returns an offset before which all records are older than a moment.
         """
         self._first_offset_since = first_offset_since
-        #: All records before this offset are older than the moment.
-        self._old_before: tuple[int, datetime] = (-1, datetime.min.replace(tzinfo=UTC))
+        #: Records before this offset are older than the moment, all others are not.
+        self._boundary: tuple[int, datetime] = (0, datetime.min.replace(tzinfo=UTC))
 
     def find(self, record: AmqpMessage, *, due: datetime, now: datetime) -> datetime | None:
         """Return when the last wait of a message ended, or None if that is unknown."""
@@ -45,13 +45,18 @@ class DispatchTimes:
         return now - timedelta(seconds=max(0.0, time.monotonic() - record.received_at))
 
     def _is_new(self, record: AmqpMessage, received: datetime) -> bool:
-        """Whether the record was written at most two seconds before it came: AMQP asks for whole seconds."""
-        moment = (received - ONE_SECOND).replace(microsecond=0)
-        offset, checked = self._old_before
-        if offset_of(record) < offset and checked <= moment:
-            return False
-        offset = self._first_offset_since(moment)
-        self._old_before = (offset, moment)
+        """Whether the record was written at most two seconds before it came: AMQP asks for whole seconds.
+
+        The broker is asked about once a second, however many records come.
+        """
+        offset, moment = self._boundary
+        latest = (received - ONE_SECOND).replace(microsecond=0)
+        is_old = offset_of(record) < offset and moment <= latest
+        is_new = offset_of(record) >= offset and received - moment <= 2 * ONE_SECOND
+        if is_old or is_new:
+            return is_new
+        offset = self._first_offset_since(latest)
+        self._boundary = (offset, latest)
         return offset_of(record) >= offset
 
 

@@ -87,3 +87,10 @@ def test_the_age_of_many_old_records_is_looked_up_once(times: DispatchTimes, str
     assert stream.asked[0] <= after(115)
     times.find(record(10), due=DUE, now=after(200))
     assert len(stream.asked) == 2
+
+
+def test_the_age_of_many_new_records_is_looked_up_about_once_a_second(times: DispatchTimes, stream: Stream) -> None:
+    found = [times.find(record(10 + n), due=DUE, now=after(116 + n / 1000)) for n in range(3000)]
+    assert None not in found
+    assert 2 <= len(stream.asked) <= 4
+    assert all(moment >= after(114) for moment in stream.asked)
