@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from sqlalchemy import Connection, exists, func, literal, select, tuple_, update
-from sqlalchemy.sql import ColumnElement, FromClause, Select
+from sqlalchemy.sql import ColumnElement, FromClause
 
 from airflow_delay_provider.brokers.ledger import journal, notices
 from airflow_delay_provider.brokers.ledger.dialect import is_one_of, lock_free_rows, take, upsert_into
@@ -23,6 +23,8 @@ _HERE = _MESSAGE.destination.is_(None)
 #: Always true for embedded messages.
 _HELD_BY_LEDGER = _MESSAGE.held_by_broker == 0
 _IS_KEYED = _MESSAGE.key.is_not(None).label("is_keyed")
+#: Most payload that is claimed, and held in memory, at once; a single larger message is claimed alone.
+MOST_CLAIMED_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,7 @@ def deliver_due(connection: Connection, *, now_ms: int, limit: int) -> list[AnyR
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
         .limit(limit)
     )
-    return deliver_now(connection, _take_in_order(connection, due), now_ms=now_ms)
+    return deliver_now(connection, _in_order(connection, lock_free_rows(connection, due)), now_ms=now_ms)
 
 
 def deliver_now(connection: Connection, seqs: Sequence[int], *, now_ms: int) -> list[AnyRow]:
@@ -134,28 +136,33 @@ def claim_due(
         tuple_(earlier.c.deliver_at_ms, earlier.c.seq) < tuple_(_MESSAGE.deliver_at_ms, _MESSAGE.seq),
     )
     due = (
-        select(_MESSAGE.seq, _IS_KEYED)
+        select(_MESSAGE.seq, _IS_KEYED, func.length(_MESSAGE.payload).label("size"))
         .where(_is_unclaimed_for(destination), _MESSAGE.deliver_at_ms <= now_ms, ~overtakes)
         .order_by(_MESSAGE.deliver_at_ms, _MESSAGE.seq)
     )
-    if channels is None:
-        seqs = _take_in_order(connection, due.limit(limit), destination=destination)
-    else:
-        seqs = []
-        for channel in channels:
-            if len(seqs) < limit:
-                of_channel = due.where(_MESSAGE.channel == channel).limit(limit - len(seqs))
-                seqs += _take_in_order(connection, of_channel, destination=destination)
+    room = MOST_CLAIMED_BYTES
+    seqs: list[int] = []
+    for query in [due] if channels is None else [due.where(_MESSAGE.channel == channel) for channel in channels]:
+        if len(seqs) < limit and room > 0:
+            taken = lock_free_rows(connection, query.limit(limit - len(seqs)))
+            fitting = _fitting(taken, room) or ([] if seqs else list(taken[:1]))
+            room -= sum(row.size for row in fitting)
+            seqs += _in_order(connection, fitting, destination=destination)
     return claim_now(connection, seqs, owner=owner, until_ms=until_ms)
 
 
-def _take_in_order(connection: Connection, due: Select[int, bool], *, destination: str | None = None) -> list[int]:
-    """Lock due messages that nobody else has locked, without those that would overtake an earlier one of their key.
+def _fitting(rows: Sequence[AnyRow], room: int) -> list[AnyRow]:
+    """Return the first rows whose payloads fit."""
+    sizes = accumulate(row.size for row in rows)
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= room]
+
+
+def _in_order(connection: Connection, taken: Sequence[AnyRow], *, destination: str | None = None) -> list[int]:
+    """Return the numbers of messages that this transaction has locked, without those that would overtake others.
 
     No dispatcher waits for another one. An earlier message of the same channel and key that another transaction has
     taken is still scheduled for this one until that commits: so the later one is left for the next time.
     """
-    taken = lock_free_rows(connection, due)
     seqs = [row.seq for row in taken]
     # SQLite has one writer at a time, so nothing is taken meanwhile.
     if connection.dialect.name == "sqlite" or not any(row.is_keyed for row in taken):

@@ -245,3 +245,18 @@ def test_a_message_that_another_transaction_locks_does_not_hold_up_the_others(po
         assert claimed(claim(ledger)) == [other.id]
         connection.rollback()
     ledger.close()
+
+
+def test_no_more_payload_is_claimed_than_fits_into_memory(ledger: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """B26: however many messages may be claimed at once."""
+    monkeypatch.setattr(delivery, "MOST_CLAIMED_BYTES", 250)
+    sizes = [100, 100, 100, 1, 400, 10]
+    batch = [rows.message(NOW_MS - 10 + n, payload=b"x" * size) for n, size in enumerate(sizes)]
+    rows.insert(ledger, batch, destination="rabbit")
+    found = [[len(item.message.payload) for item in claim(ledger)] for _ in range(5)]
+    assert found == [[100, 100], [100, 1], [400], [10], []]
+    channels = {"destination": "rabbit", "channels": ["orders", "refunds"], "owner": "one", "limit": 9}
+    rows.insert(ledger, [rows.message(NOW_MS, payload=b"x" * 200)], destination="rabbit")
+    rows.insert(ledger, [rows.message(NOW_MS, payload=b"x" * 200, channel="refunds")], destination="rabbit")
+    both = [ledger.transact(delivery.claim_due, now_ms=NOW_MS, until_ms=NOW_MS + 1, **channels) for _ in range(2)]
+    assert [[item.message.channel for item in claims] for claims in both] == [["orders"], ["refunds"]]
