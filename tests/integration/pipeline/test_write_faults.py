@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 
+from airflow_delay_provider.brokers.port import HasTopology
 from tests.databases import fresh_database
 from tests.integration.pipeline.targets import Target, serving, target_of
 from tests.kafkas import require_kafka
 from tests.rabbits import require_rabbitmq
 from tests.sparks import CONF, JOBS
 from tools.servers.spark import SparkCluster, client_environment
+
+#: One application meets all faults; a busy machine takes minutes for it.
+pytestmark = pytest.mark.timeout(900)
+SUBMIT_SECONDS = 800
 
 ROWS = 400
 #: What the first task meets, and the number of tasks.
@@ -71,6 +76,10 @@ def writes(
                     target = target_of(broker, folder, connection, "orders")
                 else:
                     target = stack.enter_context(serving(broker, folder, request))
+                    # A new ladder takes its time, which is not what is tested here.
+                    with target.open() as opened:
+                        assert isinstance(opened, HasTopology)
+                        opened.require_topology()
                     place |= {"url": require_kafka() if broker == "kafka" else require_rabbitmq()}
                 place["channel"] = target.channel
                 options = {**target.options, "report": str(folder / f"{broker}-{fault}.json"), "batchSize": "100"}
@@ -102,7 +111,7 @@ def submit(cluster: SparkCluster, job: Path, plan: Path, *, trap: Path) -> None:
         env={**os.environ, **client_environment()},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=SUBMIT_SECONDS,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
