@@ -24,6 +24,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 BATCH = 100
+#: Batches before the fault: Spark holds some of them back until it has the next one.
+BEFORE = 6
 SECONDS = 120
 
 
@@ -69,14 +71,23 @@ def with_fault(write: dict[str, Any]) -> Any:
         assert context is not None
         fails = context.partitionId() == 0 and context.attemptNumber() == 0
         for number, batch in enumerate(batches):
-            if fails and number == 2:
+            if fails and number == BEFORE:
                 meet_fault(write)
             yield batch
 
     return read
 
 
+def try_airflow(_: int) -> str:
+    try:
+        import airflow
+    except ImportError as error:
+        return str(error)
+    return str(airflow.__file__)
+
+
 spark = SparkSession.builder.getOrCreate()
+print("on executors:", spark.sparkContext.parallelize([0], 1).map(try_airflow).collect())
 for write in json.loads(Path(sys.argv[1]).read_text()):
     rows = spark.range(0, write["rows"], 1, write["partitions"]).select(
         # So long that each batch is sent at once.

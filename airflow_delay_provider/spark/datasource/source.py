@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class DelayDataSource(DataSource):
     """Messages as DataFrames: ``df.write.format("delay").mode("append")`` schedules each row.
 
-    ``schema.COLUMNS`` names the columns, and ``options.WriteOptions`` the options. ``payload``, one of ``deliver_at`` and
-    ``deliver_after``, and a channel (column or option) are required. ``deliver_after`` counts from the moment at which
-    a task schedules the row.
+    ``schema.COLUMNS`` names the columns, and ``options.WriteOptions`` the options. Required are ``payload``, one of
+    ``deliver_at`` and ``deliver_after``, and a channel (column or option). ``deliver_after`` counts from the moment at
+    which a task schedules the row.
 
     Without a column ``id``, the id of a row derives from the option ``idPrefix`` and all its values. So a task that
     Spark runs again, a speculative copy of it and a rerun of the whole job carry the same ids, and equal rows are one

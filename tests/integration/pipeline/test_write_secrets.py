@@ -65,7 +65,7 @@ def test_a_password_is_nowhere_to_be_found(postgres_url: str, tmp_path: Path):
     # Of the things that are searched, none is empty.
     assert sum(file.suffix == ".html" for file in found) == PAGES
     assert any("AppendData" in text for file, text in found.items() if file.is_relative_to(events))
-    assert "delay" in (shown / "page-7.html").read_text()
+    assert any("AppendData" in text for file, text in found.items() if file.suffix == ".html")
     assert len(list((shown / "rejects").iterdir())) == 1
     found |= {Path("stdout"): done.stdout, Path("stderr"): done.stderr}
     assert [str(file) for file, text in found.items() if PLANTED in text] == []
