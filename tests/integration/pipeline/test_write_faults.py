@@ -31,7 +31,7 @@ ROWS = 1200
 BEFORE = 600
 #: What the first task meets, and the number of tasks.
 FAULTS = {"raise": 1, "kill": 1, "slow": 4}
-BROKERS = ("rabbitmq", "kafka")
+BROKERS = ("postgresql", "rabbitmq", "kafka")
 SETTINGS = {
     **CONF,
     "spark.cores.max": "2",
