@@ -34,6 +34,7 @@ class WriteOptions:
     hold: str | None = None
     #: Of rows without a channel of their own.
     channel: str | None = None
+    #: With ``fail``, a task that Spark runs again rejects what its failed attempt has scheduled.
     on_conflict: OnConflict = OnConflict.KEEP
     on_past: OnPast = OnPast.DELIVER
     on_rejects: OnRejects = OnRejects.FAIL

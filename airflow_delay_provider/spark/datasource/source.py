@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 
 class DelayDataSource(DataSource):
-    """Messages as DataFrames: reads messages and the journal, and schedules each row that is written."""
+    """Messages as DataFrames: reads messages and the journal; ``df.write.format("delay")`` schedules each row.
+
+    ``schema.COLUMNS`` names the columns, and ``options.WriteOptions`` the options. Required are ``payload``, one of
+    ``deliver_at`` and ``deliver_after``, and a channel (column or option). ``deliver_after`` counts from the moment at
+    which a task schedules the row.
+
+    Without a column ``id``, the id of a row derives from the option ``idPrefix`` and all its values. So a task that
+    Spark runs again, a speculative copy of it and a rerun of the whole job carry the same ids, and equal rows are one
+    message. The id contains a delay as it is given, not the time that follows from it. Give ``idPrefix`` another value,
+    such as the date of the run, to schedule the same rows again.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -45,3 +55,10 @@ class DelayDataSource(DataSource):
         options = WriteOptions.parse(self.options)
         check_schema(schema, channel=options.channel, parses_text=True)
         return DelayWriter.prepare(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802 - PySpark's
+        """Refuse, because Spark would look up the connection again for each batch and each commit."""
+        raise ConfigurationError(
+            'format: "delay" is not written by streams; use foreachBatch with a function that calls'
+            ' rows.write.format("delay").mode("append"), whose ids make a repeated batch harmless'
+        )

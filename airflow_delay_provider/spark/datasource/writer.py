@@ -92,8 +92,6 @@ class DelayWriter(DataSourceArrowWriter):
     @classmethod
     def prepare(cls, options: WriteOptions) -> DelayWriter:
         """Return a writer whose broker answers: what is wrong for all rows is one error, before any is written."""
-        connection = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
-        _prepare_broker(connection, options)
         folder, report = None, None
         if options.rejects is not None:
             folder = RejectsFolder(location=Location.parse("rejects", options.rejects), write_id=uuid4().hex)
@@ -101,6 +99,8 @@ class DelayWriter(DataSourceArrowWriter):
         if options.report is not None:
             report = Location.parse("report", options.report)
             report.make_parent()
+        connection = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
+        _prepare_broker(connection, options)
         return cls(options=options, connection=connection, rejects=folder, report=report)
 
     # -- in tasks --------------------------------------------------------------------------------------------------
