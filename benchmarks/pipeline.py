@@ -76,7 +76,7 @@ def _measure_rates(stores: Sequence[Store], sizes: Sizes, scratch: Path, found: 
 def _variants(
     store: Store, sparks: dict[int, SparkProcess], scratch: Path
 ) -> dict[str, Callable[[Place, Path], float]]:
-    variants: dict[str, Callable[[Place, Path], float]] = {store.bare: Place.schedule_bare, HOOK: _schedule_by_hook}
+    variants: dict[str, Callable[[Place, Path], float]] = {store.bare: _schedule_bare, HOOK: _schedule_by_hook}
     for cores, spark in sparks.items():
         for way in _ways(store):
             variants[way_name(way, cores)] = _spark_variant(spark, way, scratch)
@@ -94,6 +94,10 @@ def _spark_variant(spark: SparkProcess, way: Way, scratch: Path) -> Callable[[Pl
         return spark.write(way, parquet, connection_file=file, channel=place.channel)
 
     return write
+
+
+def _schedule_bare(place: Place, parquet: Path) -> float:
+    return place.schedule_bare(parquet)
 
 
 def _schedule_by_hook(place: Place, parquet: Path) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -66,7 +67,7 @@ class Store:
     #: What the bare loop is.
     bare: str
     #: Give a place for one run.
-    fresh: Any
+    fresh: Callable[[], AbstractContextManager[Place]]
     #: Whether Spark's own sink can write there.
     has_sink: bool = False
 
@@ -84,7 +85,7 @@ def _opened() -> Iterator[list[Store]]:
             place = stack.enter_context(_kafka(bootstrap))
             stores.append(Store("kafka", "bare produce with headers", place.emptied, has_sink=True))
         if url := os.environ.get(POSTGRES_VARIABLE):
-            stores.append(Store("postgresql", "bare executemany", lambda: _fresh_ledger(Postgres(url))))
+            stores.append(Store("postgresql", "bare executemany", partial(_fresh_ledger, Postgres(url))))
         if url := os.environ.get(RABBITMQ_VARIABLE):
             queues = stack.enter_context(_rabbitmq(url))
             stores.append(Store("rabbitmq", "bare publish with confirms", queues.emptied))

@@ -173,7 +173,7 @@ def _write(checked: DataFrame, rules: InboxRules, settings: JavaClientSettings) 
     with settings_from_file(spark.sparkContext, settings.secret) as hidden, _COUNTED.writing(spark):
         options = {f"kafka.{name}": value for name, value in {**settings.plain, **hidden}.items()}
         try:
-            columns.records(counted, rules.topology).write.format("kafka").mode("append").options(**options).save()
+            columns.records(counted, rules).write.format("kafka").mode("append").options(**options).save()
         except Exception as error:
             explained = _missing_connector(error) or _unconfirmed(error, rules.topology.inbox)
             if explained is None:
