@@ -28,10 +28,11 @@ from benchmarks import pipeline_report, results
 from benchmarks.measurement import MismatchError, Results, expect, say
 from benchmarks.pipeline_report import HOOK, Rates, memory_name, way_name
 from benchmarks.pipeline_rows import messages_of, read_batches, write_rows
-from benchmarks.pipeline_spark import SparkProcess, Way, running_spark, watching
+from benchmarks.pipeline_spark import Run, SparkProcess, Way, running_spark, watching
 from benchmarks.pipeline_stores import Place, Store, open_stores
 
 CONN_ID = "bench"
+Work = Callable[[Place, Path], Run]
 WARM_UP_ROWS = 2_000
 
 
@@ -60,6 +61,7 @@ def _measure_rates(stores: Sequence[Store], sizes: Sizes, scratch: Path, found: 
     parquet = write_rows(scratch / "rows.parquet", sizes.rows)
     few = write_rows(scratch / "few.parquet", min(WARM_UP_ROWS, sizes.rows))
     rates: Rates = {}
+    cpu: Rates = {}
     with ExitStack() as stack:
         sparks = {cores: stack.enter_context(running_spark(cores, scratch)) for cores in sizes.cores}
         for store in stores:
@@ -68,15 +70,16 @@ def _measure_rates(stores: Sequence[Store], sizes: Sizes, scratch: Path, found: 
         for _ in range(sizes.repeats):
             for store in stores:
                 for name, work in _variants(store, sparks, scratch).items():
-                    seconds = _timed(store, name, work, parquet, sizes.rows)
-                    rates.setdefault((store.name, name), []).append(sizes.rows / seconds)
+                    run = _timed(store, name, work, parquet, sizes.rows)
+                    rates.setdefault((store.name, name), []).append(sizes.rows / run.seconds)
+                    if run.cpu_seconds is not None:
+                        cpu.setdefault((store.name, name), []).append(run.cpu_seconds / sizes.rows * 1e6)
     pipeline_report.add_rates(found, rates)
+    pipeline_report.add_cpu(found, cpu)
 
 
-def _variants(
-    store: Store, sparks: dict[int, SparkProcess], scratch: Path
-) -> dict[str, Callable[[Place, Path], float]]:
-    variants: dict[str, Callable[[Place, Path], float]] = {store.bare: _schedule_bare, HOOK: _schedule_by_hook}
+def _variants(store: Store, sparks: dict[int, SparkProcess], scratch: Path) -> dict[str, Work]:
+    variants: dict[str, Work] = {store.bare: _schedule_bare, HOOK: _schedule_by_hook}
     for cores, spark in sparks.items():
         for way in _ways(store):
             variants[way_name(way, cores)] = _spark_variant(spark, way, scratch)
@@ -87,8 +90,8 @@ def _ways(store: Store) -> list[Way]:
     return ["data source", "JVM sink"] if store.has_sink else ["data source"]
 
 
-def _spark_variant(spark: SparkProcess, way: Way, scratch: Path) -> Callable[[Place, Path], float]:
-    def write(place: Place, parquet: Path) -> float:
+def _spark_variant(spark: SparkProcess, way: Way, scratch: Path) -> Work:
+    def write(place: Place, parquet: Path) -> Run:
         file = scratch / "connection.json"
         file.write_text(json.dumps({CONN_ID: place.connection}))
         return spark.write(way, parquet, connection_file=file, channel=place.channel)
@@ -96,30 +99,30 @@ def _spark_variant(spark: SparkProcess, way: Way, scratch: Path) -> Callable[[Pl
     return write
 
 
-def _schedule_bare(place: Place, parquet: Path) -> float:
-    return place.schedule_bare(parquet)
+def _schedule_bare(place: Place, parquet: Path) -> Run:
+    return Run(seconds=place.schedule_bare(parquet))
 
 
-def _schedule_by_hook(place: Place, parquet: Path) -> float:
+def _schedule_by_hook(place: Place, parquet: Path) -> Run:
     from airflow_delay_provider.hooks.delay import DelayHook
 
     with patch.dict(os.environ, {f"AIRFLOW_CONN_{CONN_ID.upper()}": json.dumps(place.connection)}):
         hook = DelayHook(CONN_ID)
         hook.get_conn().check()
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         for batch in read_batches(parquet):
             hook.schedule(messages_of(batch, place.channel))
-        seconds = time.perf_counter() - begin
+        run = Run(seconds=time.perf_counter() - begin, cpu_seconds=time.process_time() - cpu_begin)
         hook.close()
-    return seconds
+    return run
 
 
-def _timed(store: Store, name: str, work: Callable[[Place, Path], float], parquet: Path, rows: int) -> float:
+def _timed(store: Store, name: str, work: Work, parquet: Path, rows: int) -> Run:
     with store.fresh() as place:
-        seconds = work(place, parquet)
+        run = work(place, parquet)
         expect(f"{store.name}: messages that wait, {name}", place.count(), rows)
-    say(f"{store.name}: {name}: {rows / seconds:,.0f} rows/s, load {os.getloadavg()[0]:.1f}")
-    return seconds
+    say(f"{store.name}: {name}: {rows / run.seconds:,.0f} rows/s, load {os.getloadavg()[0]:.1f}")
+    return run
 
 
 def _measure_memory(stores: Sequence[Store], sizes: Sizes, scratch: Path, found: Results) -> None:
@@ -150,6 +153,8 @@ def main(arguments: list[str] | None = None, *, sizes: Sizes | None = None) -> i
         sizes = replace(sizes, memory_rows=tuple(options.memory_rows))
     folder = options.results or (results.QUICK_FOLDER if options.quick else results.FOLDER)
     begin, load_at_begin = time.monotonic(), os.getloadavg()[0]
+    # Airflow would log each migration of a fresh ledger.
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as scratch, open_stores() as stores:
         try:
             found = run(stores, sizes, Path(scratch))

@@ -51,6 +51,13 @@ def add_rates(results: Results, rates: Rates) -> None:
                 _add_ratio(results, store, f"rate: {way}, 2 cores / 1 core", two, one)
 
 
+def add_cpu(results: Results, cpu: Rates) -> None:
+    """Add the processor time of the clients, which other load changes less than the rate."""
+    for (store, name), values in cpu.items():
+        base: dict[str, Any] = {} if name == HOOK else {"ratio_to": f"{HOOK}: CPU", "base": cpu[store, HOOK]}
+        results.add(store, f"{name}: CPU", values, "us/row", **base)
+
+
 def add_growth(results: Results, rows: Sequence[int]) -> None:
     """Add how much more memory the most rows take than the fewest."""
     if len(rows) < 2:
@@ -93,6 +100,7 @@ def pipeline_tables(measurements: Sequence[Measurement], machine: Mapping[str, A
         "pipeline machine": line,
         "pipeline aims": aims_table(measurements),
         "pipeline rates": _table(measurements, _UNIT),
+        "pipeline cpu": _table(measurements, "us/row"),
         "pipeline memory": _table(measurements, "MiB"),
     }
 

@@ -25,6 +25,14 @@ _SAMPLE_SECONDS = 0.2
 _MEBIBYTE = 1024 * 1024
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run took; the processor time is that of the clients, without the broker's."""
+
+    seconds: float
+    cpu_seconds: float | None = None
+
+
 class SparkProcess:
     """A local Spark with a number of cores. A process of Python drives it, and its own drive the data source."""
 
@@ -37,13 +45,20 @@ class SparkProcess:
         """The process that began all others."""
         return psutil.Process(self._process.pid)
 
-    def write(self, way: Way, parquet: Path, *, connection_file: Path, channel: str) -> float:
-        """Write a file and return the seconds."""
+    def write(self, way: Way, parquet: Path, *, connection_file: Path, channel: str) -> Run:
+        """Write a file."""
         assert self._process.stdin is not None
         request = {"way": way, "parquet": str(parquet), "connection": str(connection_file), "channel": channel}
+        begin = self._cpu_seconds()
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return float(self._hear()["seconds"])
+        seconds = float(self._hear()["seconds"])
+        return Run(seconds=seconds, cpu_seconds=self._cpu_seconds() - begin)
+
+    def _cpu_seconds(self) -> float:
+        """Return what the JVM and all workers have used; workers are used again."""
+        times = [each.cpu_times() for each in (self.tree, *self.tree.children(recursive=True))]
+        return float(sum(each.user + each.system for each in times))
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -68,15 +83,11 @@ def running_spark(cores: int, scratch: Path) -> Iterator[SparkProcess]:
             stderr=errors,
             text=True,
         )
-        spark = SparkProcess(process, log)
-        try:
+        # Leaving it closes the standard input, with which it ends.
+        with process:
+            spark = SparkProcess(process, log)
             spark._hear()
             yield spark
-        finally:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait(60)
 
 
 @dataclass
