@@ -1,13 +1,13 @@
 """``./dev bench pipeline``: a Parquet file scheduled by Spark, beside the hook and a bare loop of the client library.
 
-Expected first (docs/performance.md). The hook makes a message of each row and encodes it, in one process of Python: about
-12 us a row on Kafka with the reading of the file, and more for the rows of a ledger. The data source does the same in a
-process of each core and gets whole columns from Spark, so one core should reach the rate of the hook. Two cores cannot be
-twice as fast here: broker, JVM and workers share them. The JVM sink makes no object of Python. Reading a row takes about
-1.3 us, its checks and headers 0.5 us as compiled code, and handing it to the producer with its headers about 4 us, so two
-cores should reach 3 to 4 times the rate of the hook once the JVM has compiled it; a row of the first 100 000 costs three
-times as much. Tasks keep one batch in memory, so memory does not depend on the number of rows; the JVM may take all of
-the heap that it was given.
+Expected first (docs/performance.md). The hook makes a message of each row and encodes it, in one process of Python:
+about 12 us a row on Kafka with the reading of the file, and more for the rows of a ledger. The data source does the
+same in a process of each core and gets whole columns from Spark, so one core should reach the rate of the hook. Two
+cores cannot be twice as fast here: broker, JVM and workers share them. The JVM sink makes no object of Python.
+Reading a row takes about 1.3 us, its checks and headers 0.5 us as compiled code, and handing it to the producer with
+its headers about 4 us, so two cores should reach 3 to 4 times the rate of the hook once the JVM has compiled it; a
+row of the first 100 000 costs three times as much. Tasks keep one batch in memory, so memory does not depend on the
+number of rows; the JVM may take all of the heap that it was given.
 """
 
 from __future__ import annotations
