@@ -11,8 +11,9 @@ from airflow_delay_provider.brokers.kafka.topology import Topology
 from airflow_delay_provider.dispatcher.dispatch_embedded import DispatchEmbedded
 from benchmarks import api as api_benchmark
 from benchmarks import kafka as kafka_benchmark
-from benchmarks import kafka_dispatch, kafka_report, kafka_schedule, kafka_writes, rabbitmq_report
+from benchmarks import kafka_dispatch, kafka_report, kafka_schedule, kafka_writes, pipeline_report, rabbitmq_report
 from benchmarks import ledger as ledger_benchmark
+from benchmarks import pipeline as pipeline_benchmark
 from benchmarks import rabbitmq as rabbitmq_benchmark
 from benchmarks.api_report import api_tables
 from benchmarks.databases import URL_VARIABLE
@@ -64,6 +65,7 @@ TINY_KAFKA = kafka_benchmark.Sizes(
     pending=20,
     restart_repeats=1,
 )
+TINY_PIPELINE = pipeline_benchmark.Sizes(rows=40, cores=(2,), memory_rows=())
 TINY_API = api_benchmark.Sizes(messages=(1_000, 2_000), requests=1, repeats=1)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
@@ -300,4 +302,52 @@ def test_an_aim_for_kafka_is_met_or_it_is_said_that_it_is_not() -> None:
         "| rate: schedule / raw produce | >= 0.8 | 0.40 | 0.40 - 0.40 | times | **no** |",
         "| rate: dispatch, 1 process / raw transactional copy | >= 0.3 | 0.31 | 0.31 - 0.31 | times | yes |",
         "| 1000/s, seen by a consumer, p99 | <= 100 | 101 | 101 - 101 | ms | **no** |",
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_a_tiny_run_of_the_pipeline_measures_everything_and_finds_all_counts_right(
+    tmp_path: Path, own_vhost: None
+) -> None:
+    require_kafka()
+
+    assert pipeline_benchmark.main(["--results", str(tmp_path)], sizes=TINY_PIPELINE) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipeline.csv", "pipeline.png", "pipeline_machine.json"]
+    measurements = read_csv(tmp_path / "pipeline.csv")
+    assert {m.store for m in measurements} >= {"kafka", "rabbitmq"}
+    rates = {m.name for m in measurements if m.store == "kafka" and m.unit == "rows/s"}
+    assert rates == {"bare produce with headers", "hook, 1 process", "data source, 2 cores", "JVM sink, 2 cores"}
+    assert all(m.value > 0 for m in measurements)
+    tables = pipeline_report.pipeline_tables(measurements, read_machine(tmp_path / "pipeline_machine.json"))
+    assert "| kafka | rate: JVM sink, 2 cores / hook | >= 3 |" in fill(DOCUMENT.read_text(), tables)
+
+
+def test_a_run_of_the_pipeline_that_loses_rows_fails(
+    tmp_path: Path, own_vhost: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DELAY_TEST_KAFKA_BOOTSTRAP", raising=False)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setattr("airflow_delay_provider.hooks.delay.DelayHook.schedule", lambda *_: [])
+
+    sizes = pipeline_benchmark.Sizes(rows=40, cores=(), memory_rows=())
+    assert pipeline_benchmark.main(["--results", str(tmp_path)], sizes=sizes) == 1
+
+    said = "error: rabbitmq: messages that wait, hook, 1 process, to warm up: found 0, wanted 40"
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_aim_for_the_pipeline_is_met_or_it_is_said_that_it_is_not() -> None:
+    results = Results()
+    rates = {"hook, 1 process": [10.0], "data source, 1 core": [10.0], "data source, 2 cores": [18.0]}
+    pipeline_report.add_rates(results, {("kafka", name): values for name, values in rates.items()})
+    for rows, size in ((100, 50.0), (1000, 70.0)):
+        results.add("kafka", pipeline_report.memory_name("data source", rows, "Python"), [size], "MiB")
+    pipeline_report.add_growth(results, (100, 1000))
+
+    assert pipeline_report.aims_table(results.measurements).splitlines()[2:] == [
+        "| kafka | rate: data source, 2 cores / hook | >= 1.7 | 1.80 | 1.80 - 1.80 | yes |",
+        "| kafka | rate: data source, 2 cores / 1 core | >= 1.6 | 1.80 | 1.80 - 1.80 | yes |",
+        "| kafka | memory: data source, Python, most / fewest rows | <= 1.15 | 1.40 | 1.40 - 1.40 | **no** |",
     ]
