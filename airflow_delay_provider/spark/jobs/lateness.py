@@ -24,7 +24,6 @@ from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayEr
 from airflow_delay_provider.spark.datasource.journal import journal_end
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.read_options import RETENTION_DAYS
-from airflow_delay_provider.spark.datasource.source import DelayDataSource
 from airflow_delay_provider.spark.jobs import lateness_figures as figures
 from airflow_delay_provider.spark.jobs.lateness_folder import (
     ENTRIES,
@@ -78,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(spark: SparkSession, options: JobOptions) -> int:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
-    spark.dataSource.register(DelayDataSource)
     folder = ReportFolder(options.output)
     stored = folder.read_state()
     for name in folder.remove_other_runs(stored):

@@ -21,7 +21,6 @@ from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.spark.datasource.journal import journal_end
-from airflow_delay_provider.spark.datasource.source import DelayDataSource
 from tests.integration.pipeline.reading import NAME, make_reader, read_rows, write_connection
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -123,7 +122,6 @@ def test_entries_that_come_after_planning_are_not_read(ledger: Ledger, options: 
 def test_a_journal_is_read_by_several_tasks_and_each_entry_once(
     spark: SparkSession, ledger: Ledger, options: dict[str, str], end: Callable[[], str]
 ) -> None:
-    spark.dataSource.register(DelayDataSource)
     schedule(ledger, "x0")
     after = end()
     schedule(ledger, *(f"{'ab'[number % 2]}{number}" for number in range(200)))

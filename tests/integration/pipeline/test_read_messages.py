@@ -16,7 +16,6 @@ from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.exceptions import ConfigurationError, LedgerError
 from airflow_delay_provider.domain.message import Message, Origin
-from airflow_delay_provider.spark.datasource.source import DelayDataSource
 from tests.integration.pipeline.reading import NAME, make_reader, read_rows, write_connection
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -62,7 +61,6 @@ def filled(ledger: Ledger, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(params=["false", "true"], ids=["spark filters", "pushed down"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The session, with and without the setting that pushes filters down."""
-    spark.dataSource.register(DelayDataSource)
     spark.conf.set(PUSHDOWN, request.param)
     yield spark
     spark.conf.unset(PUSHDOWN)

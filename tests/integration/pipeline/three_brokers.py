@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from confluent_kafka.admin import AdminClient, NewTopic
+from sqlalchemy import text
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.ledger.database import Ledger
@@ -39,6 +41,7 @@ class ThreeBrokers:
     bootstrap: str
     brokers: dict[str, Broker] = field(default_factory=dict)
     dispatcher: Dispatcher | None = None
+    ledger: Ledger | None = None
 
     def options(self, connection: str, **more: str) -> dict[str, str]:
         """Options with which Spark reads one of them."""
@@ -62,7 +65,8 @@ class ThreeBrokers:
     def start_dispatcher(self) -> None:
         """Start one that also copies the journals of the brokers into the ledger."""
         config = DispatcherConfig(kafka=(STREAM,), index=(RABBIT, STREAM), health_port=None)
-        self.dispatcher = Dispatcher(Ledger(self.ledger_url), open_broker=self.open, config=config)
+        self.ledger = Ledger(self.ledger_url)
+        self.dispatcher = Dispatcher(self.ledger, open_broker=self.open, config=config)
         self.dispatcher.start()
 
     def stop_dispatcher(self) -> None:
@@ -70,36 +74,58 @@ class ThreeBrokers:
         if self.dispatcher is not None:
             assert self.dispatcher.stop()
             self.dispatcher = None
+        if self.ledger is not None:
+            self.ledger.close()
+            self.ledger = None
 
-    def journal(self, connection: str) -> list[JournalEntry]:
-        """Read a whole journal without Spark."""
+    def read_until(
+        self, connection: str, what: str, is_complete: Callable[[Sequence[JournalEntry]], bool]
+    ) -> list[JournalEntry]:
+        """Read a journal without Spark until it is complete, and return its entries.
+
+        RabbitMQ tells a dispatch once the relay is known to be empty, so one reader has to go on reading.
+        """
         found: list[JournalEntry] = []
+        position = ""
         with self.open(connection) as broker:
-            while page := broker.read_journal(after=found[-1].position if found else ""):
-                found += page
+
+            def look() -> bool:
+                nonlocal position
+                while page := broker.read_journal(after=position):
+                    found.extend(page)
+                    position = page[-1].position
+                return is_complete(found)
+
+            wait_for(look, what=f"{what} in the journal of {connection}", seconds=PATIENCE_SECONDS, interval=0.2)
         return found
+
+    def wait_for_dispatch(self, connection: str, message_ids: Sequence[str]) -> list[JournalEntry]:
+        """Return the journal once it has the dispatches of these messages."""
+        wanted = set(message_ids)
+
+        def is_complete(entries: Sequence[JournalEntry]) -> bool:
+            return wanted <= {entry.message_id for entry in entries if entry.change == "dispatched"}
+
+        return self.read_until(connection, f"{len(wanted)} dispatches", is_complete)
 
     def wait_for_changes(self, connection: str, **counts: int) -> list[JournalEntry]:
         """Return the journal once it has so many entries of each change, of messages that the broker holds itself."""
+        held: set[str] = set()
 
-        def look() -> list[JournalEntry] | None:
+        def is_complete(entries: Sequence[JournalEntry]) -> bool:
+            nonlocal held
             held = self.held_elsewhere() if connection == LEDGER else set()
-            entries = [entry for entry in self.journal(connection) if entry.message_id not in held]
-            found = {change: sum(entry.change == change for entry in entries) for change in counts}
-            return entries if found == counts else None
+            found = Counter(entry.change.value for entry in entries if entry.message_id not in held)
+            return all(found[change] == count for change, count in counts.items())
 
-        return wait_for(look, what=f"{counts} of {connection}", seconds=PATIENCE_SECONDS, interval=0.3)
+        entries = self.read_until(connection, str(counts), is_complete)
+        return [entry for entry in entries if entry.message_id not in held]
 
     def held_elsewhere(self) -> set[str]:
         """The ids in the ledger that are only copied from the journals of the others."""
-        from sqlalchemy import text
-
-        ledger = Ledger(self.ledger_url)
-        with ledger.read() as connection:
-            query = text("SELECT id FROM delay_scheduled_message WHERE held_by_broker = 1")
-            ids = set(connection.execute(query).scalars())
-        ledger.close()
-        return ids
+        query = text("SELECT id FROM delay_scheduled_message WHERE held_by_broker = 1")
+        with closing(Ledger(self.ledger_url)) as ledger, ledger.read() as connection:
+            return set(connection.execute(query).scalars())
 
 
 @contextmanager
@@ -117,7 +143,8 @@ def three_brokers(folder: Path) -> Iterator[ThreeBrokers]:
         }
         file = folder / "connections.json"
         file.write_text(json.dumps(connections))
-        Ledger(ledger_url).migrate()
+        with closing(Ledger(ledger_url)) as ledger:
+            ledger.migrate()
         scene = ThreeBrokers(file, ledger_url, rabbit_url, bootstrap)
         for name in ALL:
             scene.brokers[name] = stack.enter_context(scene.open(name))
