@@ -194,7 +194,7 @@ def _run_id(after: Mapping[str, str], until: Mapping[str, str]) -> str:
 
 
 def _parse(argv: Sequence[str] | None) -> JobOptions:
-    parser = argparse.ArgumentParser(prog="lateness", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="lateness", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--connection", action="append", metavar="CONN", help="Read this journal. Can be repeated.")
     parser.add_argument(
         "--copied", action="append", default=[], metavar="CONN", help="Read the copy of this journal in the ledger."

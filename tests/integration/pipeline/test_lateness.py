@@ -85,7 +85,7 @@ def send(scene: ThreeBrokers, connection: str, channels: Sequence[str]) -> None:
     broker = scene.brokers[connection]
     now = broker.clock.now()
     messages = [
-        Message(channel=channels[n % 2], payload=b"x", deliver_at=now + timedelta(milliseconds=200 + 40 * n))
+        Message(channel=channels[n % 2], payload=b"x", deliver_at=now + timedelta(milliseconds=2000 + 40 * n))
         for n in range(40)
     ]
     waiting = [Message(channel=channels[0], payload=b"x", deliver_at=now + timedelta(hours=1)) for _ in range(3)]
@@ -106,9 +106,9 @@ def settle(scene: ThreeBrokers, channel: str) -> None:
 def read_all(scene: ThreeBrokers) -> dict[str, list[JournalEntry]]:
     """Return what each broker reports itself, once everything has happened."""
     return {
-        LEDGER: scene.wait_for_changes(LEDGER, scheduled=43, dispatched=41, cancelled=3, dead_lettered=1, requeued=1),
-        RABBIT: scene.wait_for_changes(RABBIT, scheduled=43, dispatched=40),
-        STREAM: scene.wait_for_changes(STREAM, scheduled=43, dispatched=40, cancelled=3),
+        LEDGER: scene.wait_for_changes(LEDGER, dispatched=41, cancelled=3, dead_lettered=1, requeued=1),
+        RABBIT: scene.wait_for_changes(RABBIT, dispatched=40),
+        STREAM: scene.wait_for_changes(STREAM, dispatched=40, cancelled=3),
     }
 
 
