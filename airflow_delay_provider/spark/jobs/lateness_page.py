@@ -45,7 +45,7 @@ _TIME_NOTES = {
         " left out of it. With --copied, the job reads the copy that a dispatcher makes with --index."
     ),
 }
-_NOT_SHOWN = "cannot be shown"
+_NOT_SHOWN = "unknown"
 _CLASSES = {None: "", True: "good", False: "bad"}
 _NOTHING = "-"
 
@@ -106,7 +106,7 @@ def _cards(report: Report) -> str:
     for each in report.connections:
         kept = None if each.in_time is None else each.in_time >= report.options.slo_target
         value = _unknown(each) if each.in_time is None else f"{_percent(each.in_time)} in time"
-        more = f"{_count(each.counts['dispatched'])} dispatched, p99 {_duration(each.lateness['p99_ms'])}"
+        more = f"{_count(each.counts['dispatched'])} dispatched, p99 {_lateness(each, 'p99_ms')}"
         cards.append(
             f'<div class="card">{escape(each.connection)}<b class="{_CLASSES[kept]}">{value}</b>'
             f'<span class="soft">{more}</span></div>'
@@ -173,7 +173,7 @@ def _row(each: Summary, target: float, *, with_channel: bool = False) -> list[Ce
     early = _count(counts["early"]) if each.can_show_early or not counts["dispatched"] else _NOT_SHOWN
     numbers = [
         *(_count(counts[name]) for name in ("scheduled", "dispatched", "cancelled", "dead_lettered", "requeued")),
-        *(_duration(each.lateness[name]) for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms")),
+        *(_lateness(each, name) for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms")),
         _NOTHING if each.in_time is None else _percent(each.in_time),
         _NOTHING if burn is None else f"{burn:,.0%}",
         _count(counts["duplicates"]),
@@ -221,6 +221,13 @@ def _count(number: int) -> str:
 def _percent(share: float) -> str:
     """Return a share that is not rounded up to 100 %."""
     return "100 %" if share == 1 else f"{min(share * 100, 99.999):.3f} %"
+
+
+def _lateness(each: Summary, name: str) -> str:
+    """Return a lateness, marked as a bound if the times of dispatches are not exact."""
+    bound = "≥ " if each.counts["to_second"] else "≤ " if each.counts["when_read"] else ""
+    value = each.lateness[name]
+    return _NOTHING if value is None else bound + _duration(value)
 
 
 def _duration(value_ms: float | None) -> str:
