@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -286,6 +286,27 @@ class Recaller:
             f"is {outcome_of(entry.change).name} since {entry.at.isoformat()} and cannot be {change.value} any more;"
             " only a scheduled message can",
         )
+
+
+def read_recalls(clients: KafkaClients, reader: Reader, numbers: Iterable[int]) -> dict[int, set[RecordPosition]]:
+    """Return the positions of records to skip, by partition."""
+    found = {number: set[RecordPosition]() for number in numbers}
+    partitions = [TopicPartition(clients.config.topology.recalls, number) for number in found]
+    ends, starts = log_ends(clients, partitions), log_starts(clients, partitions)
+    for record in reader.read_between(starts, ends):
+        number, key = record.partition(), record.key()
+        if key is not None and (position := _position_of(key, number)) is not None:
+            change = found[number].discard if record.value() is None else found[number].add
+            change(position)
+    return found
+
+
+def _position_of(key: bytes, partition: int) -> RecordPosition | None:
+    try:
+        return RecordPosition.from_key(key, partition)
+    except ValueError:
+        # Another program wrote it.
+        return None
 
 
 def _is_in(message_id: str, found: Sequence[WaitingRecord]) -> bool:

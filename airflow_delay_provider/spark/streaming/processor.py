@@ -23,6 +23,9 @@ OUTPUT = "shard int, bucket long, turn int, frames binary"
 STATE = "frames binary"
 #: The name of the state, which a release reads.
 STATE_NAME = "held"
+ROW_BYTES = 4_000_000
+#: Rows of an expired bucket come after those of its input.
+TIMER_TURN = 1_000_000
 
 
 class BucketProcessor(StatefulProcessor):
@@ -55,15 +58,13 @@ class BucketProcessor(StatefulProcessor):
             frames = new
         else:
             frames = self._take(bucket, new, now_ms)
-        if frames:
-            yield Row(shard=shard, bucket=bucket, turn=0, frames=pack(frames))
+        yield from _rows(shard, bucket, 0, frames)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         """Release a bucket that has ended."""
         shard, bucket = key
         frames = self._tick([], timerValues.getCurrentProcessingTimeInMs()) if bucket == CLOCK else self._release()
-        if frames:
-            yield Row(shard=shard, bucket=bucket, turn=1, frames=pack(frames))
+        yield from _rows(shard, bucket, TIMER_TURN, frames)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -132,6 +133,19 @@ def to_rung(topology: Topology, partition: int, key: bytes, value: bytes, now_ms
     ladder: Ladder = topology.ladder
     hold_ms = ladder.next_hold(wire.held_until_ms(key) - now_ms - SLACK_MS) or ladder.tick_ms
     return Frame(Kind.WRITE, topology.rung(hold_ms), partition, -1, 0, key, value)
+
+
+def _rows(shard: int, bucket: int, turn: int, frames: Sequence[Frame]) -> Iterator[Row]:
+    """Return frames as rows of a moderate size."""
+    part, size = list[Frame](), 0
+    for frame in frames:
+        part.append(frame)
+        size += len(frame.value or b"")
+        if size > ROW_BYTES:
+            yield Row(shard=shard, bucket=bucket, turn=turn, frames=pack(part))
+            part, size, turn = [], 0, turn + 1
+    if part:
+        yield Row(shard=shard, bucket=bucket, turn=turn, frames=pack(part))
 
 
 def _scheduled(frame: Frame) -> Frame:

@@ -44,4 +44,3 @@ class Routing:
     def shard_of(self, order: int) -> int:
         """Return the shard of a message (see :func:`~airflow_delay_provider.brokers.kafka.wire.order_of`)."""
         return order % self.shards
-

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -44,6 +44,8 @@ PAUSE_SECONDS = 0.5
 #: A message that failed is written alone then, and its next failure is a verdict. Of more failures at once, the others
 #: wait again.
 MOST_ALONE = 50
+_FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -86,29 +88,44 @@ class ShardWriter:
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._clock = SystemClock()
+        #: Whether the last transaction may have been committed in spite of an error.
+        self._is_doubtful = False
 
-    def write(self, frames: Sequence[Frame], batch: int) -> Written:
+    def write(self, frames: Iterable[Frame], batch: int) -> Written:
         """Write the frames of a micro-batch that are not written yet, and return what was written."""
-        written = Written()
+        written, position = Written(), 0
+        done = self._patiently(lambda: self._find_done(batch))
+        for chunk in _chunks(frames):
+            start, position = position, position + len(chunk)
+            if position > done:
+                self._write_chunk(chunk, start, batch, max(0, done - start), written)
+        return written
+
+    def _write_chunk(self, chunk: Sequence[Frame], start: int, batch: int, skip: int, written: Written) -> None:
+        def attempt() -> None:
+            # An earlier attempt may have been committed in spite of its error.
+            done = max(start + skip, self._find_done(batch) if self._is_doubtful else 0)
+            self._is_doubtful = False
+            if done < start + len(chunk):
+                self._commit(chunk[done - start :], batch, start + len(chunk), written)
+
+        self._patiently(attempt)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        done: int | None = None
-        while done is None or done < len(frames):
+        while True:
             try:
-                if done is None:
-                    done = self._find_done(batch)
-                chunk = frames[done : done + _fitting(frames, done)]
-                if chunk:
-                    self._commit(chunk, batch, done + len(chunk), written)
-                done += max(1, len(chunk))
-                deadline = time.monotonic() + PATIENCE_SECONDS
+                return call()
             except KafkaException as error:
                 self.close()
-                done = None
+                self._is_doubtful = True
                 if time.monotonic() > deadline:
                     raise self._clients.failure(error, "writing due messages") from error
+                if error.args[0].code() in _FENCED:
+                    # A task on another executor wrote this shard since, as is usual.
+                    continue
                 log.warning("%s: cannot write now, and tries again: %s", self._name, error.args[0].str())
                 time.sleep(PAUSE_SECONDS)
-        return written
 
     def close(self) -> None:
         """Drop the producer; the broker aborts an open transaction when the next one starts."""
@@ -321,14 +338,18 @@ def _channel_of(frame: Frame) -> str | None:
     return wire.channel_of(frame.value or b"") if frame.kind is Kind.DELIVER else None
 
 
-def _fitting(frames: Sequence[Frame], start: int) -> int:
-    """Return how many frames from ``start`` on fit into one transaction; at least one."""
-    size = 0
-    for count, frame in enumerate(frames[start : start + MOST_FRAMES]):
-        size += len(frame.value or b"") + 100
-        if count and size > MOST_BYTES:
-            return count
-    return min(MOST_FRAMES, len(frames) - start)
+def _chunks(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
+    """Return the frames of one transaction after the other."""
+    chunk, size = list[Frame](), 0
+    for frame in frames:
+        more = len(frame.value or b"") + 100
+        if chunk and (len(chunk) >= MOST_FRAMES or size + more > MOST_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(frame)
+        size += more
+    if chunk:
+        yield chunk
 
 
 def _joined(entries: list[bytes]) -> list[bytes]:

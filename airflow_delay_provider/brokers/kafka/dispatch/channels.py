@@ -191,9 +191,7 @@ class Channels:
             log.warning("Topic %s refuses a message: %s", channel, reason)
 
 
-def check_description(
-    channel: str, facts: ChannelDescription, envelope: Envelope, *, compresses: bool
-) -> ChannelCheck:
+def check_description(channel: str, facts: ChannelDescription, envelope: Envelope, *, compresses: bool) -> ChannelCheck:
     """Return what the description of a channel says about a message; UNKNOWN if only a trial can tell."""
     if facts.refusal is not None:
         return ChannelCheck(ChannelStatus.REFUSED, facts.refusal)
