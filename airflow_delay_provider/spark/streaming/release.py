@@ -7,15 +7,18 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.spark.streaming.frames import unpack
 from airflow_delay_provider.spark.streaming.processor import STATE_NAME, to_rung
 from airflow_delay_provider.spark.streaming.service import DispatchService, ServiceOptions
 from airflow_delay_provider.spark.streaming.sink import ShardWriter
 from airflow_delay_provider.spark.streaming.stages import Batches
+from airflow_delay_provider.spark.streaming.takeover import Start
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +30,33 @@ def release(spark: SparkSession, config: KafkaConfig, service: DispatchService, 
     how many of its messages are written; and only then the progress moves behind everything that was read, in one
     commit, without the name of this service.
     """
-    start = service.open()
     ends = service.files.read("released")
+    if ends is not None and service.is_given_back():
+        log.info("The ladder %s was released before", config.topology.prefix)
+        return
+    start = service.open()
     if ends is None:
-        query = service.start_query(start, only_available=True)
-        query.awaitTermination()
-        ends = json.loads(query.lastProgress["sources"][0]["endOffset"])
+        ends = _end_query(service, start)
         service.files.write("released", ends)
     count = _write_back(spark, config, service.takeover.service_id, options)
     service.takeover.give_back(
         {(topic, int(number)): offset for topic, each in ends.items() for number, offset in each.items()}
     )
     log.info("Released the ladder %s with %d waiting messages", config.topology.prefix, count)
+
+
+def _end_query(service: DispatchService, start: Start) -> Any:
+    """Complete the micro-batch that may be incomplete, and return up to where records were read."""
+    query = service.start_query(start, ends_after=1)
+    try:
+        query.awaitTermination()
+    except StreamingQueryException:
+        if service.ended_before is None:
+            raise
+    for progress in reversed(query.recentProgress):
+        if progress["batchId"] + 1 == service.ended_before:
+            return json.loads(progress["sources"][0]["endOffset"])
+    raise BrokerError("the query ended without telling what it has read; run --release again")
 
 
 def _write_back(spark: SparkSession, config: KafkaConfig, service_id: str, options: ServiceOptions) -> int:

@@ -15,6 +15,8 @@ from airflow_delay_provider.brokers.kafka import verify
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.dispatch.assignment import Trimmer
+from airflow_delay_provider.brokers.kafka.progress import service_of
+from airflow_delay_provider.brokers.kafka.reader import Reader
 from airflow_delay_provider.spark.streaming.checkpoint import CheckpointFiles
 from airflow_delay_provider.spark.streaming.frames import Kind, unpack
 from airflow_delay_provider.spark.streaming.intake import Intake
@@ -52,6 +54,10 @@ class ServiceOptions:
     max_records: int = 50_000
 
 
+class QueryEndedError(Exception):
+    """The query has done what it was asked for."""
+
+
 class DispatchService:
     """Serves one ladder until it is stopped."""
 
@@ -73,6 +79,9 @@ class DispatchService:
         self._done: dict[PartitionId, int] = {}
         self._committed_at = time.monotonic()
         self._is_changed = False
+        #: How many micro-batches are left, and the first one that was not begun.
+        self._left: int | None = None
+        self.ended_before: int | None = None
 
     def open(self) -> Start:
         """Join the dispatchers and claim the ladder."""
@@ -84,8 +93,21 @@ class DispatchService:
             self._watermarks = Watermarks.from_json(known)
         return start
 
-    def start_query(self, start: Start, *, only_available: bool = False) -> StreamingQuery:
-        """Start the query; it continues from its checkpoint, if there is one."""
+    def is_given_back(self) -> bool:
+        """Whether the progress in Kafka names no service any more."""
+        reader = Reader(self._clients, group=self._config.topology.dispatch_group)
+        try:
+            return not any(map(service_of, reader.committed(self.membership.partitions, seconds=60.0)))
+        finally:
+            reader.close()
+
+    def start_query(self, start: Start, *, ends_after: int | None = None) -> StreamingQuery:
+        """Start the query; it continues from its checkpoint, if there is one.
+
+        :param ends_after: end after so many micro-batches, before anything of the next one is written. A micro-batch
+            that was not complete when the job was killed is completed by the first one.
+        """
+        self._left = ends_after
         options = self._options
         for name, value in SETTINGS.items():
             self._spark.conf.set(name, value)
@@ -112,8 +134,6 @@ class DispatchService:
             .foreachBatch(self._write)
             .option("checkpointLocation", options.checkpoint)
         )
-        if only_available:
-            return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(options.trigger_seconds * 1000)} milliseconds").start()
 
     def close(self) -> None:
@@ -126,6 +146,11 @@ class DispatchService:
     def _write(self, frames: DataFrame, number: int) -> None:
         """Write the output of a micro-batch. The one before it is committed now."""
         self.membership.require()
+        if self._left is not None:
+            if not self._left:
+                self.ended_before = number
+                raise QueryEndedError(f"the query has ended before micro-batch {number}")
+            self._left -= 1
         self._commit_progress()
         shards = self._options.routing.shards
         rows = (
