@@ -60,6 +60,10 @@ class HasTopology(ABC):
         """Create missing objects, and the routes to these channels; return the name of the topology."""
 
     @abstractmethod
+    def require_topology(self) -> None:
+        """Create the topology if it does not exist, as the first message would."""
+
+    @abstractmethod
     def verify_topology(self) -> list[TopologyIssue]:
         """Return problems and recommendations; change nothing."""
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -101,13 +102,18 @@ class Delivery:
 
 def require_channel(channel: str) -> str:
     """Return the channel, or refuse an invalid name."""
-    if not isinstance(channel, str) or not CHANNEL_FORM.fullmatch(channel):
+    if not isinstance(channel, str) or not _has_channel_form(channel):
         raise InvalidMessageError(
             "channel",
             f"{channel!r} is not a valid channel name",
             "use 1-255 letters, digits and . _ - : / starting with a letter, digit or _",
         )
     return channel
+
+
+@lru_cache(maxsize=1000)
+def _has_channel_form(channel: str) -> bool:
+    return CHANNEL_FORM.fullmatch(channel) is not None
 
 
 def require_message_id(message_id: str) -> str:
@@ -121,6 +127,8 @@ def require_message_id(message_id: str) -> str:
 
 def require_aware(name: str, moment: datetime) -> datetime:
     """Return ``moment`` in UTC; refuse a naive datetime."""
+    if moment.tzinfo is UTC:
+        return moment
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidMessageError(
             name,
@@ -165,6 +173,8 @@ def _is_text(value: object) -> bool:
     """Whether every broker and database can store it: UTF-8 without NUL, which PostgreSQL refuses."""
     if not isinstance(value, str) or "\0" in value:
         return False
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -173,6 +183,8 @@ def _is_text(value: object) -> bool:
 
 
 def _round_up(moment: datetime) -> datetime:
+    if moment.microsecond % 1000 == 0:
+        return moment
     try:
         return from_ms(ceil_ms(moment))
     except OverflowError:

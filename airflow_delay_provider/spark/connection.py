@@ -42,9 +42,12 @@ class JobConnection:
     #: The SQLite file of the ledger, which only processes of the driver's machine can use; None is another ledger.
     ledger_file: str | None = None
 
-    def open(self) -> Broker:
-        """Open its broker; Airflow is not imported."""
-        if self.ledger_file is not None and not Path(self.ledger_file).exists():
+    def open(self, *, may_create: bool = False) -> Broker:
+        """Open its broker; Airflow is not imported.
+
+        :param may_create: whether a SQLite ledger may be created, which only the driver may do.
+        """
+        if self.ledger_file is not None and not may_create and not Path(self.ledger_file).exists():
             raise ConfigurationError(
                 f"connection: the ledger of {self.conn_id!r} is the SQLite file {self.ledger_file} on the driver's"
                 " machine, and this executor runs on another one; put the ledger on PostgreSQL ([delay] ledger_url),"

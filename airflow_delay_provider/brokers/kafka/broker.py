@@ -92,8 +92,11 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
         return [Receipt(message_id=message.id, outcome=Outcome.DISPATCHED) for message in messages]
 
     def check_channels(self, channels: Iterable[str]) -> None:
-        for channel in dict.fromkeys(channels):
-            self._publisher.check_channel(channel)
+        self.channel_settings(channels)
+
+    def channel_settings(self, channels: Iterable[str]) -> dict[str, admin.ChannelSettings]:
+        """Return the settings of channels; refuse one that cannot receive messages."""
+        return {channel: self._publisher.check_channel(channel) for channel in dict.fromkeys(channels)}
 
     def _prepare(self, messages: Sequence[Message]) -> None:
         """Refuse messages that could not be delivered, before any is written."""
@@ -101,12 +104,12 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
             return
         try:
             self._publisher.check(messages)
-            self._require_ladder()
+            self.require_topology()
         except BrokerError as error:
             error.unconfirmed = tuple(message.id for message in messages)
             raise
 
-    def _require_ladder(self) -> None:
+    def require_topology(self) -> None:
         if not self._is_ready:
             verify.require_usable(self._clients, self.topology)
             self._is_ready = True
@@ -126,7 +129,7 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
 
     def _recall(self, message_ids: Sequence[str], change: Change, deliver_at_ms: int | None) -> None:
         if message_ids:
-            self._require_ladder()
+            self.require_topology()
             self._recaller.recall(message_ids, change, deliver_at_ms)
 
     # -- consuming -----------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
     def _publish_again(
         self, message: Message, delay: timedelta, change: Change, reason: str | None, *, channel: str | None
     ) -> None:
-        self._require_ladder()
+        self.require_topology()
         now = self.clock.now()
         if delay > timedelta(0):
             until_ms = ceil_ms(now + delay)
@@ -195,17 +198,17 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
     # -- journal -------------------------------------------------------------------------------------------------
 
     def journal_end(self) -> str:
-        self._require_ladder()
+        self.require_topology()
         return self._journal.end()
 
     def read_journal(self, *, after: str, limit: int = 1000) -> list[JournalEntry]:
-        self._require_ladder()
+        self.require_topology()
         return self._journal.read(after, limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
         if not message_ids:
             return {}
-        self._require_ladder()
+        self.require_topology()
         return self._journal.find(message_ids, since)
 
     # -- the ladder ----------------------------------------------------------------------------------------------

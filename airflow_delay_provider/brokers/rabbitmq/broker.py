@@ -248,6 +248,9 @@ class RabbitMQBroker(BrokerHeld, HasTopology, KeepsUndelivered):
         wake_queues(self.config)
         return self.topology.prefix
 
+    def require_topology(self) -> None:
+        self._client.connection_with_ladder()
+
     def verify_topology(self) -> list[TopologyIssue]:
         return list(verify(self._client.connection(), self.topology))
 

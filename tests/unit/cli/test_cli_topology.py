@@ -28,6 +28,9 @@ class Built(EmbeddedBroker, HasTopology, KeepsUndelivered):
         self.asked.append(["create", *channels])
         return "delay.v1.built"
 
+    def require_topology(self) -> None:
+        self.asked.append(["require"])
+
     def verify_topology(self) -> list[TopologyIssue]:
         return list(self.issues)
 

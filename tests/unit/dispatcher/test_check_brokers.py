@@ -60,6 +60,9 @@ class Remote(EmbeddedBroker, HasTopology):
     def create_topology(self, channels: object = ()) -> str:
         raise NotImplementedError
 
+    def require_topology(self) -> None:
+        raise NotImplementedError
+
     def verify_topology(self) -> list[TopologyIssue]:
         self.verified += 1
         self.verifying.wait(60)

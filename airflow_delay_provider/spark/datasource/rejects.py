@@ -1,0 +1,138 @@
+"""Rejected rows: each task writes its own into a staging folder, and the driver's commit publishes them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.spark.datasource.locations import Location
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: The column of a message's field, where the names differ.
+_COLUMNS = {"message_id": "id"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reject:
+    """A row that cannot be scheduled, the column to correct, and why."""
+
+    row: Mapping[str, Any]
+    field: str
+    reason: str
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, number: int, error: DelayError) -> Reject:
+        """Return the reject of a row of a batch; errors that name no field are about the id."""
+        name = getattr(error, "field", "id")
+        return cls(row=_row_of(batch, number), field=_COLUMNS.get(name, name), reason=str(error))
+
+    def as_line(self) -> bytes:
+        """Return one line of JSON."""
+        content = {"field": self.field, "reason": self.reason, "row": self.row}
+        return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectsFolder:
+    """Where the rejected rows of one write go; all its processes must see the same folder.
+
+    Rejects of failed tasks, and of copies of a task that Spark gave up, stay in the staging folder and are deleted.
+    """
+
+    location: Location
+    #: Unique for the write.
+    write_id: str
+
+    def open_part(self, name: str) -> RejectsPart:
+        """Return the file of one task, created with its first reject."""
+        return RejectsPart(self._staging.child(f"{name}.jsonl"))
+
+    def publish(self, parts: Sequence[str]) -> None:
+        """Move the files of finished tasks to their place, and delete all others."""
+        for part in parts:
+            staged = self._staging.child(part)
+            if not staged.exists():
+                raise ConfigurationError(
+                    f"rejects: {staged.text} is not there, so an executor on another machine wrote it to its own disk;"
+                    " name a folder that all machines share, such as s3://bucket/folder"
+                )
+            staged.move(self.location.child(f"rejects-{self.write_id}-{part}"))
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete what is staged."""
+        self._staging.delete_folder()
+
+    @property
+    def _staging(self) -> Location:
+        # Spark and Hadoop ignore names that begin with an underscore.
+        return self.location.child(f"_staged-{self.write_id}")
+
+
+class RejectsPart:
+    """The rejects of one task, written while it runs."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._file: Any = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the file; None if nothing was rejected."""
+        return None if self._file is None else self._location.text.rpartition("/")[2]
+
+    def write(self, rejects: Iterable[Reject]) -> None:
+        """Append rejects."""
+        for reject in rejects:
+            if self._file is None:
+                self._file = self._location.create()
+            self._file.write(reject.as_line())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _row_of(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
+    """Return a row as JSON can show it; bytes are written in base64, in a field that says so."""
+    row: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        value = _value_of(column[number])
+        if isinstance(value, bytes):
+            row[f"{name}_base64"] = base64.b64encode(value).decode()
+        else:
+            row[name] = value
+    return row
+
+
+def _value_of(scalar: pa.Scalar) -> Any:
+    try:
+        value = scalar.as_py()
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes()
+    except (ValueError, OverflowError):
+        # A time that Python cannot have.
+        return str(scalar.value)
+    match value:
+        case datetime() | date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case list():
+            return dict(value)
+        case bytes() | str() | int() | None:
+            return value
+    return str(value)
