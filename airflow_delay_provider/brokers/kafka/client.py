@@ -285,10 +285,8 @@ def translate(
             reach=Reach.CHANNEL if code == KafkaError.TOPIC_AUTHORIZATION_FAILED else Reach.BROKER,
         )
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-        return BrokerError(
-            f"{config.name}: the ladder {config.topology.prefix} is served by dispatchers of another kind (the plain"
-            " dispatcher, or a job on Spark); stop them, and this one continues"
-        )
+        others = f"dispatchers of another kind (plain, or on Spark) serve {config.topology.prefix}"
+        return BrokerError(f"{config.name}: {others}; stop them, and this one continues")
     if code in MISSING:
         return UnknownChannelError("channel", f"{what}{text}", "create the topic, or correct its name")
     if code in UNFIT:

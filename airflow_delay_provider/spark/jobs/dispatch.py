@@ -1,9 +1,10 @@
 """Dispatch the messages of a Kafka ladder with Spark Structured Streaming, past one machine's dispatcher.
 
-It takes the place of `airflow delay dispatcher --kafka CONN` for one ladder: the same records are read, the same records
-are written to channels and journal, and messages can be cancelled, rescheduled and expedited as before. Messages wait
-in the state of a streaming query. A message is never early, and it is delivered a few seconds late by nature: use it
-for more messages than one plain dispatcher can handle, not for precision.
+It takes the place of `airflow delay dispatcher --kafka CONN` for one ladder: it reads the same records and writes the
+same ones to channels and journal, and messages can be cancelled, rescheduled and expedited as before. Messages wait in
+the state of a streaming query. A message is never early, and some seconds late by nature: use this job for more
+messages than plain dispatchers can handle, not for precision. All records stay in the ladder's topics until they and
+those before them are due, so a long delay keeps what was scheduled after it on the disks of Kafka, too.
 
 Run it with Spark's Kafka connector:
 
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(options, stop)
     except ConfigurationError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return BAD_INPUT
     except DelayError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return FAILED
     return 0
 

@@ -19,13 +19,15 @@ class CheckpointFiles:
         self.checkpoint = checkpoint
         self._jvm: Any = spark._jvm
         self._gateway: Any = spark.sparkContext._gateway
-        hadoop = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
-        self._folder = self._jvm.org.apache.hadoop.fs.Path(checkpoint, _FOLDER)
+        java: Any = spark._jsc
+        hadoop = java.hadoopConfiguration()
+        hdfs: Any = self._jvm.org.apache.hadoop.fs
         try:
+            self._folder = hdfs.Path(checkpoint, _FOLDER)
             self._files = self._folder.getFileSystem(hadoop)
-            self._context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._files.getUri(), hadoop)
+            self._context = hdfs.FileContext.getFileContext(self._files.getUri(), hadoop)
             self._files.mkdirs(self._folder)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             raise ConfigurationError(
                 f"--checkpoint: {checkpoint} cannot be used ({_first_line(error)}); name a folder that driver and"
                 " executors can write to"

@@ -91,7 +91,9 @@ class Membership:
         """Return the committed progress of all partitions."""
         question = [TopicPartition(*each) for each in self.partitions]
         found: list[TopicPartition] = self._clients.ask(
-            lambda: self._call(lambda consumer: consumer.committed(question, 10.0)), "reading the progress", seconds=60.0
+            lambda: self._call(lambda consumer: consumer.committed(question, 10.0)),
+            "reading the progress",
+            seconds=60.0,
         )
         return found
 

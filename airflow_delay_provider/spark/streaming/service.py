@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from airflow_delay_provider.brokers.kafka import verify
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
@@ -71,6 +72,7 @@ class DispatchService:
         self.files = CheckpointFiles(spark, options.checkpoint)
         self.membership = Membership(self._clients, topics)
         self.takeover = Takeover(self._clients, self.files, self.membership, dict(topics))
+        self._open_files = ExitStack()
         self._trimmer = Trimmer(self._clients)
         self._figures = Figures()
         self._watermarks = Watermarks()
@@ -113,7 +115,9 @@ class DispatchService:
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(options.routing.shards))
         topology = self._config.topology
-        source = source_options(self._config, self.membership.partitions, start.offsets)
+        source = self._open_files.enter_context(
+            source_options(self._spark.sparkContext, self._config, self.membership.partitions, start.offsets)
+        )
         records = self._spark.readStream.format("kafka").options(**source)
         intake = Intake(topology=topology, routing=options.routing, begun=start.begun)
         frames = (
@@ -139,6 +143,7 @@ class DispatchService:
     def close(self) -> None:
         """Leave the group."""
         self.membership.close()
+        self._open_files.close()
         self._clients.close()
 
     # -- after each micro-batch ----------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from uuid import uuid4
 
 from airflow_delay_provider.brokers.kafka.admin import LadderTopic
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
-from airflow_delay_provider.brokers.kafka.progress import note_of, progress_of, service_of
+from airflow_delay_provider.brokers.kafka.progress import Progress, note_of, progress_of, service_of
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_ends, log_starts
-from airflow_delay_provider.brokers.kafka.progress import Progress
 from airflow_delay_provider.brokers.kafka.recall import read_recalls
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.streaming.checkpoint import CheckpointFiles

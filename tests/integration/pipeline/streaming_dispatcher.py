@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -124,3 +125,14 @@ def streamed_ladder(bootstrap: str, connector: str, folder: Path) -> Iterator[St
 
 def ids_of(records: list[KafkaMessage]) -> list[str]:
     return [dict(record.headers())["delay-id"].decode() for record in records]
+
+
+def serve_until_refused(broker: KafkaBroker) -> None:
+    """Run a plain dispatcher, which is expected to raise."""
+    dispatcher = broker.open_ladder_dispatcher()
+    deadline = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < deadline:
+            dispatcher.run_once()
+    finally:
+        dispatcher.close()

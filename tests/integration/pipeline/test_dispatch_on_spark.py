@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_delay_provider.brokers.kafka import verify
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
+from airflow_delay_provider.brokers.kafka.reader import Reader, log_starts, stable_ends
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError, LifecycleError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
 from airflow_delay_provider.spark.streaming import membership
-from tests.integration.pipeline.streaming_dispatcher import StreamedLadder, ids_of, streamed_ladder
+from tests.integration.pipeline.streaming_dispatcher import StreamedLadder, ids_of, serve_until_refused, streamed_ladder
 from tests.kafkas import delete_ladder, dispatching, fresh_topic, produce, require_kafka
 from tools.servers.component import wait_for
 
@@ -155,33 +158,15 @@ def test_hostile_records_become_dead_letters_and_any_program_can_schedule(ladder
     (record,) = ladder.received(channel, 1)
     assert (record.key(), record.value(), early([record])) == (b"key", b"good", [])
 
-    def reasons() -> list[bytes]:
-        found = ladder.received(topology.dead, 1)
-        del found
-        return [dict(each.headers())["delay-reason"] for each in _all_of(ladder, topology.dead)]
-
-    wait_for(lambda: len(_hostile(_all_of(ladder, topology.dead))) >= 6, what="six dead letters", seconds=120)
-    assert all(reasons())
+    wait_for(lambda: len(_hostile(ladder)) >= 6, what="six dead letters", seconds=120)
+    assert all(dict(each.headers())["delay-reason"] for each in _hostile(ladder))
 
 
-def _all_of(ladder: StreamedLadder, topic: str) -> list[KafkaMessage]:
-    with ladder.open() as broker:
-        clients = KafkaClients(broker.config)
-        from confluent_kafka import TopicPartition
-
-        from airflow_delay_provider.brokers.kafka.reader import Reader, log_starts, stable_ends
-
-        partitions = [TopicPartition(topic, number) for number in range(ladder.partitions)]
-        starts, ends = log_starts(clients, partitions), stable_ends(clients, partitions)
-        reader = Reader(clients)
-        try:
-            return list(reader.read_between(starts, ends))
-        finally:
-            reader.close()
-            clients.close()
-
-
-def _hostile(records: list[KafkaMessage]) -> list[KafkaMessage]:
+def _hostile(ladder: StreamedLadder) -> list[KafkaMessage]:
+    """Dead letters that were no messages."""
+    with closing(KafkaClients(ladder.config)) as clients, closing(Reader(clients)) as reader:
+        dead = [TopicPartition(ladder.config.topology.dead, number) for number in range(ladder.partitions)]
+        records = list(reader.read_between(log_starts(clients, dead), stable_ends(clients, dead)))
     return [each for each in records if "delay-id" not in dict(each.headers())]
 
 
@@ -190,11 +175,8 @@ def test_a_plain_dispatcher_and_a_second_job_are_refused_with_one_sentence(
 ):
     monkeypatch.setattr(membership, "JOIN_SECONDS", 1)
     with ladder.open() as broker:
-        dispatcher = broker.open_ladder_dispatcher()
-        with pytest.raises(BrokerError, match="served by dispatchers of another kind"):
-            for _ in range(100):
-                dispatcher.run_once()
-        dispatcher.close()
+        with pytest.raises(BrokerError, match="dispatchers of another kind"):
+            serve_until_refused(broker)
         clients = KafkaClients(broker.config)
         second = membership.Membership(clients, verify.complete(clients))
         with pytest.raises(ConfigurationError, match="a job on Spark already serves the ladder"):

@@ -12,7 +12,7 @@ import pytest
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
-from tests.integration.pipeline.streaming_dispatcher import ids_of, streamed_ladder
+from tests.integration.pipeline.streaming_dispatcher import ids_of, serve_until_refused, streamed_ladder
 from tests.integration.pipeline.test_dispatch_on_spark import early, messages_for
 from tests.kafkas import dispatching, fresh_topic, require_kafka
 from tools.servers.component import wait_for
@@ -34,13 +34,8 @@ def test_a_ladder_is_taken_over_survives_kills_and_is_given_back(kafka_connector
         ladder.received(channel, 120)
         ladder.kill()
 
-        dispatcher = broker.open_ladder_dispatcher()
-        with pytest.raises(
-            BrokerError, match=r"a Spark job .* serves the ladder|served by dispatchers of another kind"
-        ):
-            for _ in range(1000):
-                dispatcher.run_once()
-        dispatcher.close()
+        with pytest.raises(BrokerError, match=r"a Spark job .* serves the ladder|dispatchers of another kind"):
+            serve_until_refused(broker)
 
         ladder.start()
         ladder.received(channel, 400)

@@ -189,9 +189,9 @@ def require_unclaimed(clients: KafkaClients, committed: Iterable[TopicPartition]
     service = next(filter(None, map(service_of, committed)), None)
     if service is not None:
         raise BrokerError(
-            f"{clients.config.name}: a Spark job ({service}) serves the ladder {clients.config.topology.prefix} and keeps"
-            " its waiting messages; to end that, stop it and run its dispatch.py with --release, then this dispatcher"
-            " continues"
+            f"{clients.config.name}: a Spark job ({service}) serves the ladder {clients.config.topology.prefix} and"
+            " keeps its waiting messages; to end that, stop it and run its dispatch.py with --release, then this"
+            " dispatcher continues"
         )
 
 
