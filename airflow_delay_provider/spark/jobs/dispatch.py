@@ -65,13 +65,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", required=True, metavar="URI", help="folder of the query's state; never share or delete it"
     )
-    parser.add_argument(
-        "--shards", type=int, default=4, help="tasks that share the work; fixed for a checkpoint; default: 4"
-    )
+    parser.add_argument("--shards", type=int, help="tasks that share the work; fixed for a checkpoint; default: 4")
     parser.add_argument(
         "--bucket",
         type=float,
-        default=0.5,
         metavar="SECONDS",
         help="messages that are due within such a time are released together, at its end; fixed for a checkpoint;"
         " default: 0.5",
@@ -93,25 +90,28 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace, stop: Event) -> None:
     from airflow_delay_provider.spark.streaming.release import release
-    from airflow_delay_provider.spark.streaming.routing import Routing
     from airflow_delay_provider.spark.streaming.service import DispatchService, ServiceOptions
+    from airflow_delay_provider.spark.streaming.takeover import routing_of
 
     config = _find_config(options)
-    wanted = ServiceOptions(
-        checkpoint=options.checkpoint,
-        routing=Routing(shards=options.shards, bucket_ms=round(options.bucket * 1000)),
-        trigger_seconds=options.trigger,
-        max_records=options.max_records,
-    )
     spark = _open_session()
-    service = DispatchService(spark, config, wanted)
+    service = None
     try:
+        given = {"shards": options.shards, "bucket_ms": options.bucket and round(options.bucket * 1000)}
+        wanted = ServiceOptions(
+            checkpoint=options.checkpoint,
+            routing=routing_of(spark, options.checkpoint, given),
+            trigger_seconds=options.trigger,
+            max_records=options.max_records,
+        )
+        service = DispatchService(spark, config, wanted)
         if options.release:
             release(spark, config, service, wanted)
         else:
             _serve(service, stop)
     finally:
-        service.close()
+        if service is not None:
+            service.close()
         spark.stop()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
 
@@ -17,11 +17,10 @@ class CheckpointFiles:
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
         self.checkpoint = checkpoint
-        self._jvm: Any = spark._jvm
+        self._jvm = cast(Any, spark._jvm)
         self._gateway: Any = spark.sparkContext._gateway
-        java: Any = spark._jsc
-        hadoop = java.hadoopConfiguration()
-        hdfs: Any = self._jvm.org.apache.hadoop.fs
+        hadoop = cast(Any, spark._jsc).hadoopConfiguration()
+        hdfs = self._jvm.org.apache.hadoop.fs
         try:
             self._folder = hdfs.Path(checkpoint, _FOLDER)
             self._files = self._folder.getFileSystem(hadoop)

@@ -53,7 +53,11 @@ class BucketProcessor(StatefulProcessor):
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         new = sorted((frame for row in rows for frame in unpack(row.frames)), key=lambda frame: frame.position)
         if bucket == CLOCK:
-            frames = self._tick(new, now_ms)
+            if not self._held.exists():
+                # From now on, a timer ends with every micro-batch.
+                self._held.appendValue((b"",))
+                self._handle.registerTimer(now_ms + 1)
+            frames = [*new, _clock(now_ms)]
         elif bucket < 0:
             frames = new
         else:
@@ -63,7 +67,10 @@ class BucketProcessor(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         """Release a bucket that has ended."""
         shard, bucket = key
-        frames = self._tick([], timerValues.getCurrentProcessingTimeInMs()) if bucket == CLOCK else self._release()
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        if bucket == CLOCK:
+            self._handle.registerTimer(now_ms + 1)
+        frames = [_clock(now_ms)] if bucket == CLOCK else self._release()
         yield from _rows(shard, bucket, TIMER_TURN, frames)
 
     def close(self) -> None:
@@ -77,17 +84,20 @@ class BucketProcessor(StatefulProcessor):
         out = [_scheduled(frame) for frame in waiting if frame.kind is Kind.ACCEPTED]
         has_ended = self._routing.ends_ms(bucket) <= now_ms
         if not (has_ended or commands):
+            if not self._held.exists():
+                self._handle.registerTimer(self._routing.ends_ms(bucket))
             self._held.appendValue((pack(frame._replace(kind=Kind.HELD) for frame in waiting),))
-            self._handle.registerTimer(self._routing.ends_ms(bucket))
             return out
-        held = {frame.position: frame for frame in (*self._read(), *waiting)}
+        before = self._read()
+        held = {frame.position: frame for frame in (*before, *waiting)}
         for command in commands:
             out += recall(held, command, self._topology, now_ms)
         if has_ended or not held:
             self._held.clear()
         else:
+            if not before:
+                self._handle.registerTimer(self._routing.ends_ms(bucket))
             self._held.put([(pack(frame._replace(kind=Kind.HELD) for frame in held.values()),)])
-            self._handle.registerTimer(self._routing.ends_ms(bucket))
         return [*out, *_deliveries(held.values())] if has_ended else out
 
     def _release(self) -> list[Frame]:
@@ -97,11 +107,6 @@ class BucketProcessor(StatefulProcessor):
 
     def _read(self) -> list[Frame]:
         return [frame for (packed,) in self._held.get() for frame in unpack(packed)]
-
-    def _tick(self, seen: Sequence[Frame], now_ms: int) -> list[Frame]:
-        """Pass on what was read, and the time of every micro-batch from the first one on."""
-        self._handle.registerTimer(now_ms + 1)
-        return [*seen, Frame(Kind.CLOCK, "", 0, 0, now_ms)]
 
 
 def recall(
@@ -133,6 +138,11 @@ def to_rung(topology: Topology, partition: int, key: bytes, value: bytes, now_ms
     ladder: Ladder = topology.ladder
     hold_ms = ladder.next_hold(wire.held_until_ms(key) - now_ms - SLACK_MS) or ladder.tick_ms
     return Frame(Kind.WRITE, topology.rung(hold_ms), partition, -1, 0, key, value)
+
+
+def _clock(now_ms: int) -> Frame:
+    """Return the time of the micro-batch, which the driver learns in this way alone."""
+    return Frame(Kind.CLOCK, "", 0, 0, now_ms)
 
 
 def _rows(shard: int, bucket: int, turn: int, frames: Sequence[Frame]) -> Iterator[Row]:

@@ -47,7 +47,7 @@ def source_options(
         yield {
             **{f"kafka.{name}": value for name, value in {**plain, **hidden}.items()},
             "kafka.isolation.level": "read_committed",
-            # A partition whose last records are the ends of transactions has nothing to wait for, and a ladder has many.
+            # Most partitions of a ladder end with the marks of transactions: there is nothing to wait for.
             "kafka.fetch.max.wait.ms": "20",
             "groupIdPrefix": f"{config.topology.prefix}.spark.source",
             "subscribe": ",".join(sorted(offsets)),

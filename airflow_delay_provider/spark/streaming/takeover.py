@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
+
+from pyspark.sql import SparkSession
 
 from airflow_delay_provider.brokers.kafka.admin import LadderTopic
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
@@ -28,6 +31,13 @@ class Start:
 
     offsets: dict[PartitionId, int]
     begun: dict[PartitionId, Begun]
+
+
+def routing_of(spark: SparkSession, checkpoint: str, given: Mapping[str, int | None]) -> Routing:
+    """Return the given settings; for those that are not given, those of the checkpoint, or the defaults."""
+    known = CheckpointFiles(spark, checkpoint).read("service") or {}
+    wanted = {name: known.get(name) if value is None else value for name, value in given.items()}
+    return Routing(**{name: value for name, value in wanted.items() if value is not None})
 
 
 class Takeover:
