@@ -83,8 +83,9 @@ class Membership:
             raise self._clients.failure(self._error, "the membership in the group of dispatchers") from self._error
         if not self._is_complete and time.monotonic() > self._incomplete_since + REBALANCE_SECONDS:
             raise BrokerError(
-                f"{self._clients.config.name}: this job is no member of the dispatchers of {self._topology.prefix} any more"
-                " (the broker was gone for too long, or another dispatcher has joined); it stops, so that no two serve it"
+                f"{self._clients.config.name}: this job is no member of the dispatchers of {self._topology.prefix} any"
+                " more (the broker was gone for too long, or another dispatcher has joined); it stops, so that no two"
+                " serve the ladder"
             )
 
     def committed(self) -> list[TopicPartition]:
