@@ -34,7 +34,7 @@ def release(spark: SparkSession, config: KafkaConfig, service: DispatchService, 
     if ends is not None and service.is_given_back():
         log.info("The ladder %s was released before", config.topology.prefix)
         return
-    start = service.open()
+    start = service.open(to_release=True)
     if ends is None:
         ends = _end_query(service, start)
         service.files.write("released", ends)

@@ -18,6 +18,7 @@ from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.dispatch.assignment import Trimmer
 from airflow_delay_provider.brokers.kafka.progress import service_of
 from airflow_delay_provider.brokers.kafka.reader import Reader
+from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
 from airflow_delay_provider.spark.streaming.checkpoint import CheckpointFiles
 from airflow_delay_provider.spark.streaming.frames import Kind, unpack
 from airflow_delay_provider.spark.streaming.intake import Intake
@@ -80,14 +81,19 @@ class DispatchService:
         self._time_ms = 0
         self._done: dict[PartitionId, int] = {}
         self._committed_at = time.monotonic()
-        self._is_changed = False
+        self._changed: dict[PartitionId, int] = {}
         #: How many micro-batches are left, and the first one that was not begun.
         self._left: int | None = None
         self.ended_before: int | None = None
 
-    def open(self) -> Start:
+    def open(self, *, to_release: bool = False) -> Start:
         """Join the dispatchers and claim the ladder."""
         self.takeover.open(self._options.routing)
+        if self.files.read("released") is not None and not to_release:
+            raise ConfigurationError(
+                f"--checkpoint: the ladder was given back from {self._options.checkpoint} at least in part; finish that"
+                " with --release, then name an empty folder"
+            )
         self.membership.join()
         start = self.takeover.claim()
         known = self.files.read("watermarks")
@@ -183,16 +189,20 @@ class DispatchService:
         """
         for topic, partition, offset in self._watermarks.at(self._time_ms - 1):
             if self._done.get((topic, partition), -1) < offset:
-                self._done[topic, partition] = offset
-                self._is_changed = True
+                self._done[topic, partition] = self._changed[topic, partition] = offset
         waited = time.monotonic() - self._committed_at
-        if (self._is_changed and waited > COMMIT_SECONDS) or waited > RENEW_SECONDS:
-            self.membership.commit(
-                (topic, partition, offset, self.takeover.note(topic))
-                for (topic, partition), offset in self._done.items()
-            )
-            self._trimmer.note((*where, offset) for where, offset in self._done.items())
-            self._committed_at, self._is_changed = time.monotonic(), False
+        if (self._changed and waited > COMMIT_SECONDS) or waited > RENEW_SECONDS:
+            self._committed_at = time.monotonic()
+            try:
+                self.membership.commit(
+                    (*where, offset, self.takeover.note(where[0])) for where, offset in self._done.items()
+                )
+            except DelayError as error:
+                # Dispatching does not depend on it, and the membership is checked for each micro-batch.
+                log.warning("The progress is committed later: %s", error)
+                return
+            self._trimmer.note((*where, offset) for where, offset in self._changed.items())
+            self._changed.clear()
         self._trimmer.trim()
 
     def describe_progress(self, query: StreamingQuery) -> str:

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from airflow_delay_provider.brokers.kafka.client import KafkaClients, call_until_done
+from airflow_delay_provider.brokers.kafka.client import KafkaClients, call_until_done, code_of
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
-from airflow_delay_provider.brokers.kafka.dispatch.channel_status import ChannelCheck, check_of
+from airflow_delay_provider.brokers.kafka.dispatch.channel_status import ChannelCheck, ChannelStatus, check_of
 from airflow_delay_provider.domain.clock import SystemClock, floor_ms
+from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.spark.streaming.channel_facts import ChannelFacts
 from airflow_delay_provider.spark.streaming.frames import Frame
 from airflow_delay_provider.spark.streaming.transaction import (
@@ -89,15 +90,15 @@ class ShardWriter:
         while True:
             try:
                 return call()
-            except KafkaException as error:
+            except (KafkaException, BrokerError) as error:
                 self.close()
                 self._is_doubtful = True
                 if time.monotonic() > deadline:
                     raise self._clients.failure(error, "writing due messages") from error
-                if error.args[0].code() in _FENCED:
+                if code_of(error) in _FENCED:
                     # A task on another executor wrote this shard since, as is usual.
                     continue
-                log.warning("%s: cannot write now, and tries again: %s", self._name, error.args[0].str())
+                log.warning("%s: cannot write now, and tries again: %s", self._name, error)
                 time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
@@ -164,10 +165,13 @@ class ShardWriter:
                 self._abort()
                 self._facts.forget()
                 for index, error in refused.errors.items():
-                    if index in alone or len(alone) >= MOST_ALONE:
+                    if index in alone:
                         verdicts[index] = check_of(error)
-                    else:
+                    elif len(alone) < MOST_ALONE:
                         alone.add(index)
+                    else:
+                        # Perhaps it was only in a batch with others that are too large together.
+                        verdicts[index] = ChannelCheck(ChannelStatus.UNAVAILABLE, error.str())
                 continue
             break
         producer, group = self._require_producer(), self._require_consumer().consumer_group_metadata()

@@ -65,8 +65,8 @@ class ShardTransaction:
 
     def fill(self, chunk: Sequence[Frame], verdicts: dict[int, ChannelCheck], alone: set[int]) -> None:
         """Write everything and wait until it is stored."""
-        self._producer.begin_transaction()
         self._facts.learn({each for frame in chunk if (each := _channel_of(frame)) is not None})
+        self._producer.begin_transaction()
         for index, frame in enumerate(chunk):
             match frame.kind:
                 case Kind.WRITE:
@@ -100,7 +100,8 @@ class ShardTransaction:
 
     def _deliver(self, index: int, frame: Frame, verdict: ChannelCheck | None, *, is_alone: bool) -> None:
         envelope = wire.Envelope(frame.key or b"", frame.value or b"")
-        status, reason = verdict or self._facts.check(envelope)
+        known = self._facts.check(envelope)
+        status, reason = verdict if verdict is not None and known.status is ChannelStatus.AVAILABLE else known
         if status is ChannelStatus.UNAVAILABLE:
             key = wire.encode_key(self._now_ms + UNAVAILABLE_MS, envelope.message_id.decode())
             self._produce(to_rung(self._topology, frame.partition, key, frame.value or b"", self._now_ms))

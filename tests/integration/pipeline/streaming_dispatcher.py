@@ -24,7 +24,7 @@ from tools.servers.component import wait_for
 from tools.servers.spark import HOME, client_environment
 
 CONN_ID = "streamed"
-SECONDS = 180
+SECONDS = 240
 
 
 @dataclass
