@@ -182,3 +182,20 @@ def test_a_plain_dispatcher_and_a_second_job_are_refused_with_one_sentence(
         with pytest.raises(ConfigurationError, match="a job on Spark already serves the ladder"):
             second.join()
         clients.close()
+
+
+def test_a_ladder_with_a_plain_dispatcher_is_refused(
+    kafka_connector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(membership, "JOIN_SECONDS", 1)
+    with (
+        streamed_ladder(require_kafka(), kafka_connector, tmp_path) as other,
+        other.open() as own,
+        dispatching(own),
+        closing(KafkaClients(other.config)) as clients,
+    ):
+        others = clients.admin().describe_consumer_groups
+        group = other.config.topology.dispatch_group
+        wait_for(lambda: others([group])[group].result().members, what="the dispatcher serves", seconds=60)
+        with pytest.raises(ConfigurationError, match="dispatcher already serves the ladder"):
+            membership.Membership(clients, verify.complete(clients)).join()
