@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Message as KafkaMessage
@@ -36,6 +37,9 @@ class StreamedLadder:
     folder: Path
     partitions: int = 2
     ladder: str = field(default_factory=lambda: f"streamed-{uuid4().hex[:8]}")
+    #: How the job connects, if not as the tests do.
+    host: str = ""
+    client: dict[str, object] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -102,18 +106,21 @@ class StreamedLadder:
         command = [str(HOME / "bin/spark-submit"), "--master", "local[2]", "--jars", self.connector]
         for name, value in {**CONF, "spark.driver.memory": "1g"}.items():
             command += ["--conf", f"{name}={value}"]
+        events = self.folder / "events"
+        events.mkdir(exist_ok=True)
+        command += ["--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir=file://{events}"]
         command += [dispatch.__file__, "--connection", CONN_ID, "--checkpoint", self.checkpoint]
         command += ["--shards", "2", "--trigger", "0.5", *arguments]
-        connection = json.dumps(connection_of(self.bootstrap, **self._settings))
+        connection = json.dumps(connection_of(self.host or self.bootstrap, **self._settings, **self.client))
         env = {**os.environ, **client_environment(), f"AIRFLOW_CONN_{CONN_ID.upper()}": connection}
         with (self.folder / "job.log").open("ab") as log:
             return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 @contextmanager
-def streamed_ladder(bootstrap: str, connector: str, folder: Path) -> Iterator[StreamedLadder]:
+def streamed_ladder(bootstrap: str, connector: str, folder: Path, **given: Any) -> Iterator[StreamedLadder]:
     """A new ladder, deleted in the end."""
-    ladder = StreamedLadder(bootstrap, connector, folder)
+    ladder = StreamedLadder(bootstrap, connector, folder, **given)
     with ladder.open() as broker:
         broker.create_topology()
         try:
