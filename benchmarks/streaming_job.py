@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
+from airflow_delay_provider.brokers.kafka.client import GONE_SECONDS
 from airflow_delay_provider.brokers.kafka.reader import take
 from airflow_delay_provider.spark.jobs import dispatch
 from benchmarks.kafka_node import PARTITIONS, Seen, _seen
@@ -94,6 +95,8 @@ def serving(job: Job) -> Iterator[float]:
         yield job.start()
     finally:
         job.kill()
+        # Until then, it counts as a dispatcher of the ladder, which cannot be deleted.
+        time.sleep(GONE_SECONDS + 3)
 
 
 def collect(pipe: Connection, bootstrap: str, topic: str, n: int, seconds: float) -> None:
