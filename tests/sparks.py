@@ -32,9 +32,11 @@ CONF = {
 
 
 @contextmanager
-def private_cluster(run_dir: Path, *, worker: bool = True, workers: int = 1, cores: int = 1) -> Iterator[SparkCluster]:
+def private_cluster(
+    run_dir: Path, *, worker: bool = True, workers: int = 1, cores: int = 1, many_hosts: bool = False
+) -> Iterator[SparkCluster]:
     """Yield a cluster that a test may kill; skip if it cannot start, or fail on CI."""
-    cluster = SparkCluster(workers=workers, cores=cores)
+    cluster = SparkCluster(workers=workers, cores=cores, many_hosts=many_hosts)
     try:
         try:
             cluster.start(run_dir, worker=worker)

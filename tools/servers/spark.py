@@ -55,8 +55,10 @@ class SparkCluster:
 
     name = "spark"
 
-    def __init__(self, *, workers: int = 1, cores: int = 1, memory: str = "1g") -> None:
+    def __init__(self, *, workers: int = 1, cores: int = 1, memory: str = "1g", many_hosts: bool = False) -> None:
         self._cores = cores
+        #: Spark runs a speculative copy of a task on another host only.
+        self._many_hosts = many_hosts
         self._memory = memory
         self._worker_ports = [f"worker {number} ui" for number in range(workers)]
         self._home: Path | None = None
@@ -178,21 +180,24 @@ class SparkCluster:
         package = "org.apache.spark.deploy"
         master = [program, f"{package}.master.Master", "--host", HOST, "--port", str(self._ports["rpc"])]
         master += ["--webui-port", str(self.ui_port)]
-        worker = [program, f"{package}.worker.Worker", "--host", HOST]
+        worker = [program, f"{package}.worker.Worker"]
         worker += ["--cores", str(self._cores), "--memory", self._memory]
         return (
             Component("spark-master", master, log_dir=log_dir, env=env, guardian=guardian),
             [
                 Component(
                     f"spark-{name.removesuffix(' ui').replace(' ', '-')}",
-                    [*worker, "--webui-port", str(self._ports[name]), self.url],
+                    [*worker, "--host", self._host(number), "--webui-port", str(self._ports[name]), self.url],
                     log_dir=log_dir,
                     env=env,
                     guardian=guardian,
                 )
-                for name in self._worker_ports
+                for number, name in enumerate(self._worker_ports)
             ],
         )
+
+    def _host(self, worker: int) -> str:
+        return f"127.0.0.{1 + worker}" if self._many_hosts else HOST
 
     def _daemon_environment(self, java: Path) -> dict[str, str]:
         # A job that takes all cores would starve others for as long as a busy machine needs for it.

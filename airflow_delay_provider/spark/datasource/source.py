@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
@@ -45,3 +45,10 @@ class DelayDataSource(DataSource):
         options = WriteOptions.parse(self.options)
         check_schema(schema, channel=options.channel, parses_text=True)
         return DelayWriter.prepare(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802 - PySpark's
+        """Refuse, because Spark would look up the connection again for each batch and each commit."""
+        raise ConfigurationError(
+            'format: "delay" is not written by streams; use foreachBatch with a function that calls'
+            ' rows.write.format("delay").mode("append"), whose ids make a repeated batch harmless'
+        )

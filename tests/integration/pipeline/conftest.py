@@ -46,6 +46,6 @@ def spark(kafka_connector: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A master and two workers with one core each."""
-    with private_cluster(Path(tmp_path_factory.mktemp("cluster")), workers=2) as running:
+    """A master and two workers with one core each, on hosts of their own."""
+    with private_cluster(Path(tmp_path_factory.mktemp("cluster")), workers=2, many_hosts=True) as running:
         yield running
