@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
@@ -129,15 +127,23 @@ def _require_connector(spark: SparkSession) -> None:
     try:
         # Finds the classes, and asks no broker.
         spark.read.format("kafka").option("kafka.bootstrap.servers", "none:9092").option("subscribe", "none").load()
-    except (Py4JError, PySparkException) as error:
-        missing = re.search(r"NoClassDefFoundError: (\S+)", str(error))
-        if missing is None and "data source: kafka" not in str(error):
+    except Exception as error:  # Spark's errors have no class in common; their texts name the cause.
+        missing = _missing_connector(error)
+        if missing is None:
             raise
-        what = f"a jar of Spark's Kafka connector is missing ({missing[1]})" if missing else "it is not there"
-        raise ConfigurationError(
-            f"spark.jars: Spark cannot use its Kafka connector: {what}; fetch the jars once, as docs/kafka.md shows,"
-            " and give them to spark-submit with --jars"
-        ) from None
+        raise missing from None
+
+
+def _missing_connector(error: Exception) -> ConfigurationError | None:
+    """Return the error of this package if classes of the connector are missing."""
+    found = re.search(r"NoClassDefFoundError: (\S+)|data source: kafka", str(error))
+    if found is None:
+        return None
+    what = f"one of its jars is missing ({found[1]})" if found[1] else "it is not there"
+    return ConfigurationError(
+        f"spark.jars: Spark cannot use its Kafka connector: {what}; fetch the jars once, as docs/kafka.md shows, and"
+        " give them to spark-submit with --jars"
+    )
 
 
 def _require_kafka(broker: Broker) -> KafkaBroker:
@@ -167,19 +173,22 @@ def _write(checked: DataFrame, rules: InboxRules, settings: JavaClientSettings) 
     with settings_from_file(spark.sparkContext, settings.secret) as hidden, _COUNTED.writing(spark):
         options = {f"kafka.{name}": value for name, value in {**settings.plain, **hidden}.items()}
         try:
-            columns.records(counted, rules.topology).write.format("kafka").mode("append").options(**options).save()
-        except (Py4JError, PySparkException) as error:
-            raise _as_broker_error(error, rules.topology.inbox) from error
+            columns.records(counted, rules).write.format("kafka").mode("append").options(**options).save()
+        except Exception as error:
+            explained = _missing_connector(error) or _unconfirmed(error, rules.topology.inbox)
+            if explained is None:
+                raise
+            raise explained from error
     found = counts.get
     rows, rejected = int(found["rows"]), int(found["rejected"])
     return InboxReport(inbox=rules.topology.inbox, rows=rows, scheduled=rows - rejected, rejected=rejected)
 
 
-def _as_broker_error(error: Exception, inbox: str) -> Exception:
-    """Return the error of this package if Kafka's client is the cause; any other is not ours to explain."""
+def _unconfirmed(error: Exception, inbox: str) -> BrokerError | None:
+    """Return the error of this package if Kafka's client is the cause; any other is the job's own."""
     cause = re.search(r"org\.apache\.kafka\.\S*?(\w+(?:Exception|Error)): (.+)", str(error))
     if cause is None:
-        return error
+        return None
     return BrokerError(
         f"Kafka has not confirmed all messages for {inbox} ({cause[1]}: {cause[2][:300]}); part of them may be"
         " scheduled. Check the broker and the connection, and run the job again"

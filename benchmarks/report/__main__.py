@@ -6,12 +6,19 @@ from pathlib import Path
 
 from benchmarks.api_report import api_tables
 from benchmarks.kafka_report import kafka_tables
+from benchmarks.pipeline_report import pipeline_tables
 from benchmarks.report import fill, ledger_tables, rabbitmq_tables
 from benchmarks.results import FOLDER, read_csv, read_machine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
-TABLES = {"ledger": ledger_tables, "rabbitmq": rabbitmq_tables, "kafka": kafka_tables, "api": api_tables}
+TABLES = {
+    "ledger": ledger_tables,
+    "rabbitmq": rabbitmq_tables,
+    "kafka": kafka_tables,
+    "api": api_tables,
+    "pipeline": pipeline_tables,
+}
 
 for name, tables_of in TABLES.items():
     if (FOLDER / f"{name}.csv").exists():

@@ -36,6 +36,8 @@ ALLOWED = {
     # The pipeline: what runs inside of Spark.
     "spark/connection.py": "domain brokers hooks",
     "spark/datasource": "domain brokers spark",
+    "spark/inbox": "domain brokers spark",
+    "spark/kafka_sink.py": "domain brokers spark",
     "spark/jobs": "domain brokers spark",
     "spark/group.py": "domain hooks operators sensors spark",
     "decorators": "operators",

@@ -165,6 +165,10 @@ class SparkCluster:
         """The drivers of cluster mode that run or wait."""
         return list(self._require_state()["activedrivers"])
 
+    def executor_files(self, pattern: str) -> list[Path]:
+        """Return files in the working directories of all executors so far, such as ``stderr``."""
+        return [] if self._home is None else sorted(self._home.glob(f"app-*/*/{pattern}"))
+
     def env(self) -> dict[str, str]:
         """Return the environment for programs that submit jobs."""
         return client_environment()

@@ -20,8 +20,9 @@ from airflow_delay_provider.domain.arguments import MAX_PRIORITY, Limits, OnPast
 from airflow_delay_provider.domain.message import MAX_CONTENT_TYPE_LENGTH, MAX_ID_LENGTH
 from airflow_delay_provider.spark.inbox import times
 
-REASON, ROW = "_reason", "_row"
-_RECORD = "_record"
+REASON = "_reason"
+#: Of payloads of type string.
+TEXT = "text/plain; charset=utf-8"
 _ENTRIES = t.ArrayType(t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.StringType())]))
 
 
@@ -44,26 +45,22 @@ class InboxRules:
 
 
 def check_rows(df: DataFrame, rules: InboxRules) -> DataFrame:
-    """Return the rows, the record of each, and the reason to reject it; null if it is good."""
-    columns = _Columns(df, rules)
-    reasons = [f.when(is_wrong, text) for is_wrong, text in columns.faults()]
-    return df.select(
-        columns.record().alias(_RECORD),
-        f.coalesce(*reasons, f.lit(None).cast("string")).alias(REASON),
-        f.struct(*(_shown(df, name) for name in df.columns)).alias(ROW),
-    )
+    """Return the rows with the reason to reject each; null if it is good."""
+    reasons = [f.when(is_wrong, text) for is_wrong, text in _Columns(df, rules).faults()]
+    return df.withColumn(REASON, f.coalesce(*reasons, f.lit(None).cast("string")))
 
 
-def records(checked: DataFrame, topology: Topology) -> DataFrame:
+def records(checked: DataFrame, rules: InboxRules) -> DataFrame:
     """Return the good rows with the columns of Spark's Kafka sink."""
-    return checked.where(f.col(REASON).isNull()).select(f"{_RECORD}.*", f.lit(topology.inbox).alias("topic"))
+    return checked.where(f.col(REASON).isNull()).select(*_Columns(checked, rules).record())
 
 
 def rejects(checked: DataFrame) -> DataFrame:
     """Return the other rows as they are written down."""
     reason = f.col(REASON)
+    row = f.struct(*(_shown(checked, name) for name in checked.columns if name != REASON))
     return checked.where(reason.isNotNull()).select(
-        f.substring_index(reason, ":", 1).alias("field"), reason.alias("reason"), f.col(ROW).alias("row")
+        f.substring_index(reason, ":", 1).alias("field"), reason.alias("reason"), row.alias("row")
     )
 
 
@@ -82,39 +79,42 @@ class _Columns:
 
     def __init__(self, df: DataFrame, rules: InboxRules) -> None:
         self._rules = rules
-        self._types = {each.name: each.dataType for each in df.schema}
+        self._types = {each.name: each.dataType for each in df.schema if each.name != REASON}
         self._channel = f.lit(rules.channel)
         if "channel" in self._types:
             self._channel = f.coalesce(f.col("channel"), self._channel)
         self._payload = f.col("payload").cast("binary")
         self._key = self._column("key", "string")
+        default_type = protocol.DEFAULT_CONTENT_TYPE if self._is_binary() else TEXT
         self._content_type = f.coalesce(
-            f.nullif(self._column("content_type", "string"), f.lit("")),
-            f.lit(
-                protocol.DEFAULT_CONTENT_TYPE
-                if isinstance(self._types["payload"], t.BinaryType)
-                else "text/plain; charset=utf-8"
-            ),
+            f.nullif(self._column("content_type", "string"), f.lit("")), f.lit(default_type)
         )
+        # The dispatcher has the same default.
+        self._has_content_type = "content_type" in self._types or not self._is_binary()
         self._entries = f.map_entries("headers") if "headers" in self._types else f.lit(None).cast(_ENTRIES)
         self._due_ms = times.due_ms(df)
         self._after_ms = times.after_ms(df)
         self._id = f.col("id") if "id" in self._types else self._derived_id()
+
+    def _is_binary(self) -> bool:
+        return isinstance(self._types["payload"], t.BinaryType)
 
     def _column(self, name: str, kind: str) -> Column:
         return f.col(name) if name in self._types else f.lit(None).cast(kind)
 
     # -- the record ----------------------------------------------------------------------------------------------
 
-    def record(self) -> Column:
-        """The columns of Spark's Kafka sink, without the topic."""
-        partition = f.crc32(f.coalesce(self._key, self._id)) % self._rules.topology.partitions
-        return f.struct(
+    def record(self) -> list[Column]:
+        """The columns of Spark's Kafka sink."""
+        topology = self._rules.topology
+        partition = f.crc32(f.coalesce(self._key, self._id)) % topology.partitions
+        return [
+            f.lit(topology.inbox).alias("topic"),
+            partition.cast("int").alias("partition"),
             self._key.cast("binary").alias("key"),
             self._payload.alias("value"),
             self._headers().alias("headers"),
-            partition.cast("int").alias("partition"),
-        )
+        ]
 
     def _headers(self) -> Column:
         time_name = f.when(self._due_ms.isNotNull(), protocol.DELIVER_AT).otherwise(protocol.DELIVER_AFTER_MS)
@@ -122,8 +122,9 @@ class _Columns:
             _header(f.lit(protocol.ID), self._id),
             _header(f.lit(protocol.CHANNEL), self._channel),
             _header(time_name, f.coalesce(self._due_ms, self._after_ms).cast("string")),
-            _header(f.lit(protocol.CONTENT_TYPE), self._content_type),
         ]
+        if self._has_content_type:
+            given.append(_header(f.lit(protocol.CONTENT_TYPE), self._content_type))
         if "priority" in self._types:
             priority = f.coalesce(f.col("priority").cast("string"), f.lit("0"))
             given.append(_header(f.lit(protocol.PRIORITY), priority))
@@ -157,8 +158,9 @@ class _Columns:
             no_id = "id: is null; give each row an id, or leave the column out to have ids derived from the rows"
             yield self._id.isNull(), f.lit(no_id)
             # Characters of these categories are not printable, and neither are spaces other than the plain one.
+            is_ascii = self._id.rlike(rf"\A[ -~]{{1,{MAX_ID_LENGTH}}}\z")
             yield (
-                ~self._id.rlike(rf"\A[ [^\p{{C}}\p{{Z}}]]{{1,{MAX_ID_LENGTH}}}\z"),
+                ~(is_ascii | self._id.rlike(rf"\A[ [^\p{{C}}\p{{Z}}]]{{1,{MAX_ID_LENGTH}}}\z")),
                 f.lit(f"id: is not a valid id; use 1-{MAX_ID_LENGTH} printable characters"),
             )
         yield from self._faults_of_payload()

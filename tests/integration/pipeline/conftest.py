@@ -33,6 +33,9 @@ def spark(kafka_connector: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
         **CONF,
         "spark.driver.memory": "1g",
         "spark.jars": kafka_connector,
+        # A producer would try for minutes to reach a broker that was a test's own.
+        "spark.kafka.producer.cache.evictorThreadRunInterval": "5s",
+        "spark.kafka.producer.cache.timeout": "5s",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.sql.session.timeZone": "UTC",
