@@ -16,12 +16,13 @@ from tests.unit.test_imports import MODULES, PACKAGE, imports_of, name_of, rule_
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-#: Which extra a part of the package needs; everything else works with the core dependencies.
+#: Which extras a part of the package needs; everything else works with the core dependencies.
 EXTRA_OF = {
     "brokers/ledger": "postgres",
     "brokers/rabbitmq": "rabbitmq",
     "brokers/kafka": "kafka",
     "spark": "spark",
+    "spark/streaming": "kafka spark",
     "operators/spark.py": "spark",
     "testing": "testing",
 }
@@ -58,11 +59,15 @@ def third_party_imports() -> Iterator[tuple[Path, str]]:
                 yield module, imported
 
 
+def of_extras(names: str) -> set[str]:
+    return set().union(*(EXTRAS[name] for name in names.split()))
+
+
 def test_every_import_is_declared_by_a_dependency_or_by_the_extra_of_its_part() -> None:
     undeclared = [
         f"{name_of(module)} imports {imported}"
         for module, imported in third_party_imports()
-        if not distributions_of(imported) & (CORE | EXTRAS.get(EXTRA_OF.get(rule_of(module, EXTRA_OF), ""), set()))
+        if not distributions_of(imported) & (CORE | of_extras(EXTRA_OF.get(rule_of(module, EXTRA_OF), "")))
     ]
     assert undeclared == []
 

@@ -39,6 +39,7 @@ ALLOWED = {
     "spark/inbox": "domain brokers spark",
     "spark/kafka_sink.py": "domain brokers spark",
     "spark/jobs": "domain brokers spark",
+    "spark/streaming": "domain brokers spark",
     "spark/group.py": "domain hooks operators sensors spark",
     "decorators": "operators",
     "api": "domain brokers hooks spark",

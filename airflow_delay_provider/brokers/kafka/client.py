@@ -284,6 +284,9 @@ def translate(
             may_pass=False,
             reach=Reach.CHANNEL if code == KafkaError.TOPIC_AUTHORIZATION_FAILED else Reach.BROKER,
         )
+    if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+        others = f"dispatchers of another kind (plain, or on Spark) serve {config.topology.prefix}"
+        return BrokerError(f"{config.name}: {others}; stop them, and this one continues")
     if code in MISSING:
         return UnknownChannelError("channel", f"{what}{text}", "create the topic, or correct its name")
     if code in UNFIT:

@@ -100,7 +100,7 @@ def progress_of(
     where = (committed.topic, committed.partition)
     if committed.offset < 0:
         return Progress(starts[where])
-    note, noted_id = _read_note(committed)
+    note, noted_id, _ = _read_note(committed)
     end = committed.offset if ends is None else ends[where]
     if (noted_id and topic_id and noted_id != topic_id) or (committed.offset > end and noted_id != topic_id):
         return Progress(starts[where])
@@ -108,15 +108,27 @@ def progress_of(
     return Progress(committed.offset, note) if committed.offset <= end else Progress(end)
 
 
-def note_of(progress: Progress, topic_id: str) -> str:
-    """Return what is committed with the offset: the note, and the id of its topic."""
-    return f"{progress.note()}{_ID}{topic_id}" if topic_id else progress.note()
+def note_of(progress: Progress, topic_id: str, *, service: str = "") -> str:
+    """Return what is committed with the offset: the note, the id of its topic, and the service that has the messages.
+
+    :param service: a service that keeps waiting messages outside of Kafka, such as a job on Spark.
+    """
+    parts = [progress.note(), topic_id, service]
+    while len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    return _ID.join(parts)
 
 
-def _read_note(committed: Committed) -> tuple[str, str]:
-    """Return the two parts that ``note_of`` joins; either may be empty."""
-    note, _, topic_id = (committed.metadata or "").partition(_ID)
-    return note, topic_id
+def service_of(committed: Committed) -> str:
+    """Return the service that keeps the messages of a partition; empty if there is none."""
+    return _read_note(committed)[2]
+
+
+def _read_note(committed: Committed) -> tuple[str, str, str]:
+    """Return the three parts that ``note_of`` joins; any may be empty."""
+    note, _, rest = (committed.metadata or "").partition(_ID)
+    topic_id, _, service = rest.partition(_ID)
+    return note, topic_id, service
 
 
 def _bitmap(offsets: Iterable[int], low: int) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Message as KafkaMessage
@@ -66,6 +67,10 @@ class Command:
     deliver_at_ms: int
     #: The message with its new due time; empty if it is cancelled.
     envelope: bytes = b""
+    #: Until when the record is held, and a number that messages of one channel and key share: where a dispatcher on
+    #: Spark finds the message. Commands of earlier versions have neither.
+    held_until_ms: int | None = None
+    order: int | None = None
 
     def encode(self) -> bytes:
         """Return the value of its record."""
@@ -79,6 +84,8 @@ class Command:
                 "lane": self.position.partition,
                 "offset": self.position.offset,
                 "deliver_at_ms": self.deliver_at_ms,
+                "held_until_ms": self.held_until_ms,
+                "order": self.order,
             }
         ).encode()
         return _LENGTH.pack(len(head)) + head + self.envelope
@@ -105,6 +112,8 @@ class Command:
                 position=position,
                 deliver_at_ms=deliver_at_ms,
                 envelope=value[start + length :],
+                held_until_ms=_read_optional(head.get("held_until_ms")),
+                order=_read_optional(head.get("order")),
             )
         except Exception as error:
             raise ValueError(f"not a command: {str(error)[:MAX_REASON_LENGTH]}") from error
@@ -117,6 +126,7 @@ class WaitingRecord:
     position: RecordPosition
     message_id: str
     value: bytes
+    held_until_ms: int
 
 
 class Recaller:
@@ -197,6 +207,7 @@ class Recaller:
             except ValueError:
                 return
             message_id, value = command.message_id.encode(), command.envelope
+            key = wire.encode_key(command.deliver_at_ms, command.message_id)
         elif topic == self._topology.inbox and record.headers():
             try:
                 key, value = wire.encode_request(
@@ -213,7 +224,7 @@ class Recaller:
             message_id = (key or b"")[8:]
         if message_id in wanted and value:
             position = RecordPosition(topic=topic, partition=record.partition(), offset=record.offset())
-            yield WaitingRecord(position, message_id.decode(), value)
+            yield WaitingRecord(position, message_id.decode(), value, wire.held_until_ms(key or b""))
 
     def _progress(self, partitions: Sequence[PartitionId]) -> dict[PartitionId, Progress]:
         committed = self._reader.committed(partitions, seconds=self._clients.config.confirm_seconds)
@@ -277,6 +288,27 @@ class Recaller:
         )
 
 
+def read_recalls(clients: KafkaClients, reader: Reader, numbers: Iterable[int]) -> dict[int, set[RecordPosition]]:
+    """Return the positions of records to skip, by partition."""
+    found = {number: set[RecordPosition]() for number in numbers}
+    partitions = [TopicPartition(clients.config.topology.recalls, number) for number in found]
+    ends, starts = log_ends(clients, partitions), log_starts(clients, partitions)
+    for record in reader.read_between(starts, ends):
+        number, key = record.partition(), record.key()
+        if key is not None and (position := _position_of(key, number)) is not None:
+            change = found[number].discard if record.value() is None else found[number].add
+            change(position)
+    return found
+
+
+def _position_of(key: bytes, partition: int) -> RecordPosition | None:
+    try:
+        return RecordPosition.from_key(key, partition)
+    except ValueError:
+        # Another program wrote it.
+        return None
+
+
 def _is_in(message_id: str, found: Sequence[WaitingRecord]) -> bool:
     return any(each.message_id == message_id for each in found)
 
@@ -291,4 +323,10 @@ def _command_of(found: WaitingRecord, change: Change, deliver_at_ms: int | None)
         position=found.position,
         deliver_at_ms=envelope.deliver_at_ms if deliver_at_ms is None else deliver_at_ms,
         envelope=b"" if deliver_at_ms is None else wire.with_deliver_at(found.value, deliver_at_ms),
+        held_until_ms=found.held_until_ms,
+        order=wire.order_of(envelope),
     )
+
+
+def _read_optional(number: Any) -> int | None:
+    return None if number is None else int(number)

@@ -10,6 +10,7 @@ import json
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from airflow_delay_provider.brokers.kafka import header_protocol as protocol
 from airflow_delay_provider.brokers.kafka.header_protocol import DecodedMessage, Headers, decode_request
@@ -157,6 +158,12 @@ def channel_of(value: bytes) -> str | None:
     except (StructError, UnicodeDecodeError):
         return None
     return channel if protocol.CHANNEL_FORM.fullmatch(channel) else None
+
+
+def order_of(envelope: Envelope) -> int:
+    """Return a number that messages of one channel and key share."""
+    key = envelope.message_id if envelope.key is None else envelope.key
+    return crc32(key, crc32(envelope.channel.encode()))
 
 
 def held_until_ms(key: bytes) -> int:

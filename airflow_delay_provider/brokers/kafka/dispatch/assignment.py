@@ -21,10 +21,11 @@ from airflow_delay_provider.brokers.kafka.dispatch.partition import Partition
 from airflow_delay_provider.brokers.kafka.dispatch.partition_queue import PartitionQueue
 from airflow_delay_provider.brokers.kafka.dispatch.refusals import Isolation
 from airflow_delay_provider.brokers.kafka.dispatch.transaction import TAKE_OVER_SECONDS, KafkaTransaction
-from airflow_delay_provider.brokers.kafka.progress import progress_of
+from airflow_delay_provider.brokers.kafka.progress import progress_of, service_of
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_ends, log_starts
-from airflow_delay_provider.brokers.kafka.recall import RecordPosition
+from airflow_delay_provider.brokers.kafka.recall import RecordPosition, read_recalls
 from airflow_delay_provider.brokers.kafka.verify import complete_partitions
+from airflow_delay_provider.domain.exceptions import BrokerError
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,9 @@ class Assignment:
         committed = self._clients.ask(
             lambda: consumer.committed(readable, 10.0), "reading the progress", seconds=TAKE_OVER_SECONDS
         )
+        require_unclaimed(self._clients, committed)
         starts, ends = log_starts(self._clients, readable), log_ends(self._clients, readable)
-        recalled = self._read_recalls({each.partition for each in readable})
+        recalled = read_recalls(self._clients, self._reader, {each.partition for each in readable})
         by_partition: dict[int, dict[str, PartitionQueue]] = defaultdict(dict)
         for each in committed:
             known = topics.get(each.topic)
@@ -163,17 +165,6 @@ class Assignment:
             if transaction is not None:
                 transaction.record_recall(position, recalled=False)
 
-    def _read_recalls(self, numbers: set[int]) -> Mapping[int, set[RecordPosition]]:
-        found = {number: set[RecordPosition]() for number in numbers}
-        partitions = [TopicPartition(self._topology.recalls, number) for number in numbers]
-        ends, starts = log_ends(self._clients, partitions), log_starts(self._clients, partitions)
-        for record in self._reader.read_between(starts, ends):
-            number, key = record.partition(), record.key()
-            if key is not None and (position := _position_of(key, number)) is not None:
-                change = found[number].discard if record.value() is None else found[number].add
-                change(position)
-        return found
-
 
 def make_group_consumer(clients: KafkaClients, instance: str | None) -> Consumer:
     """Return a member of the group of dispatchers."""
@@ -193,12 +184,15 @@ def make_group_consumer(clients: KafkaClients, instance: str | None) -> Consumer
     )
 
 
-def _position_of(key: bytes, partition: int) -> RecordPosition | None:
-    try:
-        return RecordPosition.from_key(key, partition)
-    except ValueError:
-        # Another program wrote it.
-        return None
+def require_unclaimed(clients: KafkaClients, committed: Iterable[TopicPartition]) -> None:
+    """Refuse a ladder whose waiting messages another service keeps: their records here are not the whole truth."""
+    service = next(filter(None, map(service_of, committed)), None)
+    if service is not None:
+        raise BrokerError(
+            f"{clients.config.name}: a Spark job ({service}) serves the ladder {clients.config.topology.prefix} and"
+            " keeps its waiting messages; to end that, stop it and run its dispatch.py with --release, then this"
+            " dispatcher continues"
+        )
 
 
 class Backpressure:

@@ -190,25 +190,26 @@ class ChannelWatch:
 
     def _facts(self, name: str, seen: Any) -> ChannelDescription | None:
         """Return the description of a channel; None is unknown."""
-        if isinstance(seen, KafkaError):
-            if seen.code() in MISSING:
-                since = self._missing_since.setdefault(name, time.monotonic())
-                if time.monotonic() < since + MISSING_SECONDS:
-                    return None
-                self._missing_since.pop(name, None)
-                return ChannelDescription(refusal=f"topic {name}: {seen.str()}")
-            if seen.code() in DENIED | {KafkaError.TOPIC_EXCEPTION}:
-                return ChannelDescription(refusal=f"topic {name}: {seen.str()}")
-            return ChannelDescription(trouble=f"topic {name}: {seen.str()}")
+        if isinstance(seen, KafkaError) and seen.code() in MISSING:
+            since = self._missing_since.setdefault(name, time.monotonic())
+            if time.monotonic() < since + MISSING_SECONDS:
+                return None
         self._missing_since.pop(name, None)
-        if seen.authorized_operations and AclOperation.WRITE not in seen.authorized_operations:
-            return ChannelDescription(
-                refusal=f"topic {name}: the dispatcher's user {self._clients.config.user} may not write to it"
-            )
-        if seen.is_internal:
-            return ChannelDescription(refusal=f"topic {name} is one of Kafka's own")
         settings = self._settings.get(name, (0.0, None))[1] or {}
-        return ChannelDescription(trouble=_trouble(name, seen, settings), **_limits(settings))
+        return describe_channel(name, seen, settings, user=self._clients.config.user)
+
+
+def describe_channel(name: str, seen: Any, settings: Mapping[str, str], *, user: str) -> ChannelDescription:
+    """Return what the library's description of a topic, or its error, and the topic's settings say."""
+    if isinstance(seen, KafkaError):
+        if seen.code() in MISSING | DENIED | {KafkaError.TOPIC_EXCEPTION}:
+            return ChannelDescription(refusal=f"topic {name}: {seen.str()}")
+        return ChannelDescription(trouble=f"topic {name}: {seen.str()}")
+    if seen.authorized_operations and AclOperation.WRITE not in seen.authorized_operations:
+        return ChannelDescription(refusal=f"topic {name}: the dispatcher's user {user} may not write to it")
+    if seen.is_internal:
+        return ChannelDescription(refusal=f"topic {name} is one of Kafka's own")
+    return ChannelDescription(trouble=_trouble(name, seen, settings), **_limits(settings))
 
 
 def _trouble(name: str, seen: Any, settings: Mapping[str, str]) -> str | None:

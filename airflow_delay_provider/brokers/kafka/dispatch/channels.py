@@ -116,29 +116,15 @@ class Channels:
         facts = self._facts.get(channel)
         if facts is None:
             return _UNKNOWN
-        if facts.refusal is not None:
-            return ChannelCheck(ChannelStatus.REFUSED, facts.refusal)
-        if facts.trouble is not None:
+        if facts.trouble is not None and facts.refusal is None:
             return self._unavailable(channel, facts.trouble)
-        if self._failures.get(position, 0) >= MOST_FAILURES:
+        if facts.refusal is None and self._failures.get(position, 0) >= MOST_FAILURES:
             return ChannelCheck(ChannelStatus.REFUSED, f"topic {channel} has refused it {MOST_FAILURES} times")
-        if facts.is_compacted and envelope.key is None:
-            return ChannelCheck(
-                ChannelStatus.REFUSED, f"key: topic {channel} is compacted and accepts no message without a key"
-            )
-        if facts.most_age_ms is not None and facts.most_age_ms < FRESH_MS:
-            why = f"accepts only messages with a timestamp of the last {facts.most_age_ms} ms"
-            hint = f"set message.timestamp.before.max.ms to {FRESH_MS} at least"
-            return ChannelCheck(ChannelStatus.REFUSED, f"topic {channel} {why}; {hint}")
-        most = facts.max_message_bytes
-        is_large = most is not None and size_of(envelope) + BATCH_OVERHEAD_BYTES > most
-        if most is not None and is_large and not self._compresses:
-            size = size_alone(envelope)
-            if size > most:
-                reason = f"payload: {size} bytes are too large for topic {channel}, which accepts {most}"
-                return ChannelCheck(ChannelStatus.REFUSED, reason)
-            is_large = False
-        return self._tried(position, envelope) if is_large or self._is_distrusted(channel) else AVAILABLE
+        known = check_description(channel, facts, envelope, compresses=self._compresses)
+        if known.status is ChannelStatus.REFUSED:
+            return known
+        is_doubtful = known.status is ChannelStatus.UNKNOWN or self._is_distrusted(channel)
+        return self._tried(position, envelope) if is_doubtful else AVAILABLE
 
     def max_bytes_of(self, channel: str) -> int | None:
         """Return how many bytes a channel accepts at once; None is unknown, and each message must go alone."""
@@ -203,6 +189,32 @@ class Channels:
         if now > self._logged_until.get(channel, 0.0):
             self._logged_until[channel] = now + LOG_SECONDS
             log.warning("Topic %s refuses a message: %s", channel, reason)
+
+
+def check_description(channel: str, facts: ChannelDescription, envelope: Envelope, *, compresses: bool) -> ChannelCheck:
+    """Return what the description of a channel says about a message; UNKNOWN if only a trial can tell."""
+    if facts.refusal is not None:
+        return ChannelCheck(ChannelStatus.REFUSED, facts.refusal)
+    if facts.trouble is not None:
+        return ChannelCheck(ChannelStatus.UNAVAILABLE, facts.trouble)
+    if facts.is_compacted and envelope.key is None:
+        return ChannelCheck(
+            ChannelStatus.REFUSED, f"key: topic {channel} is compacted and accepts no message without a key"
+        )
+    if facts.most_age_ms is not None and facts.most_age_ms < FRESH_MS:
+        why = f"accepts only messages with a timestamp of the last {facts.most_age_ms} ms"
+        hint = f"set message.timestamp.before.max.ms to {FRESH_MS} at least"
+        return ChannelCheck(ChannelStatus.REFUSED, f"topic {channel} {why}; {hint}")
+    most = facts.max_message_bytes
+    if most is None or size_of(envelope) + BATCH_OVERHEAD_BYTES <= most:
+        return AVAILABLE
+    if compresses:
+        return _UNKNOWN
+    size = size_alone(envelope)
+    if size > most:
+        reason = f"payload: {size} bytes are too large for topic {channel}, which accepts {most}"
+        return ChannelCheck(ChannelStatus.REFUSED, reason)
+    return AVAILABLE
 
 
 def size_of(envelope: Envelope) -> int:

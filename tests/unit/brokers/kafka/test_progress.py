@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delay_provider.brokers.kafka.progress import FEW_OPEN, SHORT_SPAN, Progress, note_of, progress_of
+from airflow_delay_provider.brokers.kafka.progress import (
+    FEW_OPEN,
+    SHORT_SPAN,
+    Progress,
+    note_of,
+    progress_of,
+    service_of,
+)
 from tests.unit.brokers.kafka.model import MAX_NOTE
 
 gaps = st.integers(1, 3) | st.integers(1, 300) | st.integers(1, 100_000)
@@ -170,3 +177,17 @@ def test_progress_of_a_topic_that_was_created_again_begins_with_its_first_record
     known = Progress(offset)
     committed = SimpleNamespace(topic="inbox", partition=3, offset=offset, metadata=note_of(known, noted_id))
     assert progress_of(committed, {("inbox", 3): 0}, ends={("inbox", 3): end}, topic_id=topic_id).low == low
+
+
+def test_the_note_names_the_service_that_keeps_the_messages():
+    progress = Progress(5)
+    progress.begin(5)
+    progress.begin(7)
+    progress.end(5)
+    for topic_id in ("", "abc"):
+        for service in ("", "spark:1@/checkpoint"):
+            note = note_of(progress, topic_id, service=service)
+            committed = SimpleNamespace(topic="t", partition=0, offset=progress.low, metadata=note)
+            assert service_of(committed) == service
+            again = progress_of(committed, {("t", 0): 0}, topic_id=topic_id)
+            assert (again.low, again.next, list(again.open)) == (7, 8, [7])
