@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.lifecycle import Change
-from airflow_delay_provider.spark.connection import JobConnection, find_job_connection
+from airflow_delay_provider.spark.connection import JobConnection, find_job_connection, find_listed_messages
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.ranges import TableReader
 from airflow_delay_provider.spark.datasource.read_options import OnGap, ReadOptions
@@ -27,8 +28,7 @@ COLUMNS = {
     "channel": "string",
     "change": "string",
     "at": "timestamp",
-    # False: the broker knows this time only to the second, and it is never before the due time.
-    "at_is_exact": "boolean",
+    "time_source": "string",
     "deliver_at": "timestamp",
     # Of dispatches.
     "lateness_ms": "bigint",
@@ -40,7 +40,20 @@ COLUMNS = {
 
 
 #: Columns that may be the same in all rows of a batch.
-_CONSTANTS = {"at_is_exact": "bool", "connection": "string", "destination": "string"}
+_CONSTANTS = ("time_source", "connection", "destination")
+
+
+class TimeSource(StrEnum):
+    """How well the time of an entry is known."""
+
+    #: To the millisecond, by who made the change.
+    RECORDED = "recorded"
+    #: The second in which it was, and the due time if that is later: it cannot show that a message was early.
+    SECOND = "second"
+    #: When a dispatcher read it from the broker's journal, at once or later.
+    READ = "read"
+    #: The broker did not record it, and ``at`` is null.
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +61,8 @@ class Section:
     """What part of a journal is read."""
 
     connection: JobConnection
+    #: The connection whose journal a dispatcher copied into the ledger of ``connection``; None reads no copy.
+    copy_of: JobConnection | None
     columns: Mapping[str, str]
     #: None is the beginning.
     after: JournalPosition | None
@@ -65,7 +80,7 @@ class JournalTable(TableReader):
 
     @classmethod
     @abstractmethod
-    def end(cls, connection: JobConnection) -> JournalPosition:
+    def end(cls, connection: JobConnection, *, copy_of: JobConnection | None) -> JournalPosition:
         """Return the position behind the last entry; no entry before it is committed later."""
 
     @abstractmethod
@@ -73,20 +88,30 @@ class JournalTable(TableReader):
         """Say which entries behind ``after`` may be deleted already; None if none is."""
 
 
-def journal_end(connection: str | None = None, *, connection_file: str | None = None, hold: str | None = None) -> str:
+def journal_end(
+    connection: str | None = None,
+    *,
+    connection_file: str | None = None,
+    hold: str | None = None,
+    copied: bool = False,
+) -> str:
     """Return the current end of a journal as text, for the options ``after`` and ``until``.
 
     Call it on the driver. Every entry that is readable now is before it, and every later one behind it.
+
+    :param copied: the end of the copy that a dispatcher makes in the ledger.
     """
     found = find_job_connection(connection, hold=hold, connection_file=connection_file)
-    return str(_table_of(found).end(found))
+    read_from, copy_of = _find_copy(found) if copied else (found, None)
+    return str(_table_of(read_from).end(read_from, copy_of=copy_of))
 
 
 def open_table(options: ReadOptions, columns: Mapping[str, str]) -> JournalTable:
     """Look up the connection on the driver, and check the positions."""
-    connection = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
+    found = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
+    connection, copy_of = _find_copy(found) if options.copied else (found, None)
     table = _table_of(connection)
-    end = table.end(connection)
+    end = table.end(connection, copy_of=copy_of)
     after = _parse("after", options.after, end)
     until = _parse("until", options.until, end) or end
     if after is not None and not _is_before(after, until):
@@ -94,6 +119,7 @@ def open_table(options: ReadOptions, columns: Mapping[str, str]) -> JournalTable
     opened = table(
         Section(
             connection=connection,
+            copy_of=copy_of,
             columns=dict(columns),
             after=after,
             until=until,
@@ -103,6 +129,15 @@ def open_table(options: ReadOptions, columns: Mapping[str, str]) -> JournalTable
         )
     )
     return _beyond_gap(opened)
+
+
+def _find_copy(connection: JobConnection) -> tuple[JobConnection, JobConnection]:
+    """Return the ledger into which a dispatcher copies the journal of a connection, and that connection."""
+    if connection.holds_in_ledger:
+        raise ConfigurationError(
+            f"copied: the journal of {connection.conn_id!r} is in the ledger itself and has no copy; leave it out"
+        )
+    return find_listed_messages(connection).ledger, connection
 
 
 def _parse(option: str, text: str | None, end: JournalPosition) -> JournalPosition | None:
@@ -159,7 +194,7 @@ def make_journal_batch(columns: Mapping[str, str], values: Mapping[str, Any], *,
     import pyarrow.compute as pc
 
     full = {
-        name: pa.repeat(pa.scalar(value, _CONSTANTS[name]), rows) if name in _CONSTANTS and _is_one(value) else value
+        name: pa.repeat(pa.scalar(value, pa.string()), rows) if name in _CONSTANTS and _is_one(value) else value
         for name, value in values.items()
     }
     full |= {"at": full["at_ms"], "deliver_at": full["deliver_at_ms"]}
@@ -171,4 +206,4 @@ def make_journal_batch(columns: Mapping[str, str], values: Mapping[str, Any], *,
 
 
 def _is_one(value: object) -> bool:
-    return value is None or isinstance(value, str | bool)
+    return value is None or isinstance(value, str)

@@ -19,7 +19,7 @@ from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, accepted, earliest
-from airflow_delay_provider.spark.datasource.journal import JournalTable, make_journal_batch
+from airflow_delay_provider.spark.datasource.journal import JournalTable, TimeSource, make_journal_batch
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.ranges import Range, split
 
@@ -37,7 +37,7 @@ class KafkaJournal(JournalTable):
     """Records of each partition."""
 
     @classmethod
-    def end(cls, connection: JobConnection) -> JournalPosition:
+    def end(cls, connection: JobConnection, *, copy_of: JobConnection | None) -> JournalPosition:  # noqa: ARG003
         with _clients_of(connection) as clients:
             topic = clients.config.topology.journal
             ends = stable_ends(clients, _partitions(clients))
@@ -106,7 +106,7 @@ class KafkaJournal(JournalTable):
             "deliver_at_ms": [entry.deliver_at_ms for entry, _ in page],
             "reason": [_text(entry.reason) or None for entry, _ in page],
             "position": [position for _, position in page],
-            "at_is_exact": True,
+            "time_source": TimeSource.RECORDED.value,
             "connection": self.section.connection.conn_id,
             "destination": self.section.connection.conn_id,
         }

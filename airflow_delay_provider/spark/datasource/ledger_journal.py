@@ -1,6 +1,7 @@
 """The journal of a ledger: its table of events, in the order in which transactions end.
 
-Entries that a dispatcher copied from the journal of another broker are left out; read them from there.
+It has the entries of messages that the ledger holds. A dispatcher may also copy the journal of another broker into it;
+that copy is another journal here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from airflow_delay_provider.brokers.ledger.database import read_identity
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms, oldest_running_transaction
 from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, event, journal_position, scheduled_message
 from airflow_delay_provider.domain.clock import from_ms
+from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, sql_of
-from airflow_delay_provider.spark.datasource.journal import JournalTable, Section, make_journal_batch
+from airflow_delay_provider.spark.datasource.journal import JournalTable, Section, TimeSource, make_journal_batch
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.ranges import Range, split
 from airflow_delay_provider.spark.datasource.record_batches import open_ledger, stream_rows
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _EVENT = event.c
 _MESSAGE = scheduled_message.c
 _ROWS = 20_000
+#: Changes that the broker itself makes.
+_OF_BROKER = (Change.DISPATCHED, Change.PARKED)
 _TEXTS = {name: _EVENT[name] for name in ("message_id", "channel", "change", "reason")}
 _TIMES = {name: _EVENT[f"{name}_ms"] for name in ("at", "deliver_at")}
 
@@ -44,18 +48,17 @@ class LedgerJournal(JournalTable):
         super().__init__(section)
         with open_ledger(section.connection) as ledger, ledger.read() as connection:
             self._has_copies = _has_copies(connection)
-        is_embedded = section.connection.conn_type == "delay"
+        is_selection = section.copy_of is not None or section.connection.conn_type != "delay"
         #: None selects all messages that this ledger holds.
-        self._destination = None if is_embedded else section.connection.conn_id
+        self._destination = section.connection.conn_id if is_selection else None
 
     @classmethod
-    def end(cls, connection: JobConnection) -> JournalPosition:
+    def end(cls, connection: JobConnection, *, copy_of: JobConnection | None) -> JournalPosition:
         with open_ledger(connection) as ledger, ledger.read() as session:
             identity = read_identity(session)
             now_ms = session.execute(select(database_now_ms(session))).scalar_one()
-            return JournalPosition(
-                journal=f"ledger {identity.id}", taken_at_ms=int(now_ms), numbers=_end_numbers(session)
-            )
+            name = f"ledger {identity.id}" + (f", copy of {copy_of.conn_id}" if copy_of is not None else "")
+            return JournalPosition(journal=name, taken_at_ms=int(now_ms), numbers=_end_numbers(session))
 
     def find_gap(self) -> str | None:
         after, until = self.section.after, self.section.until
@@ -94,10 +97,18 @@ class LedgerJournal(JournalTable):
             query = query.where(*(sql for each in conditions if (sql := _sql_of(each)) is not None))
             for page in stream_rows(ledger, query, rows=_ROWS):
                 values: dict[str, Any] = dict(zip(stored, zip(*page, strict=True), strict=True))
-                values |= {"connection": self.section.connection.conn_id, "at_is_exact": True}
+                values |= {"connection": self.section.connection.conn_id}
+                values["time_source"] = self._time_sources(values["change"])
                 if "position" in columns:
                     values["position"] = [f"{xid}:{seq}" for xid, seq in zip(values["xid"], values["seq"], strict=True)]
                 yield make_journal_batch(columns, values, rows=len(page))
+
+    def _time_sources(self, changes: Sequence[str]) -> str | list[str]:
+        """Return how the times are known: RabbitMQ tells that of a dispatch only to who reads it at once."""
+        copy_of = self.section.copy_of
+        if copy_of is None or copy_of.conn_type != "rabbitmq":
+            return TimeSource.RECORDED.value
+        return [TimeSource.READ if change in _OF_BROKER else TimeSource.RECORDED for change in changes]
 
     def _query(self, stored: Sequence[str]) -> Select[Any]:
         """Return the query; it joins the messages only if something needs them."""
@@ -106,7 +117,10 @@ class LedgerJournal(JournalTable):
         if not (self._has_copies or self._destination or "destination" in stored):
             return query
         query = query.outerjoin_from(event, scheduled_message, _MESSAGE.seq == _EVENT.message_seq)
-        query = query.where(or_(_MESSAGE.held_by_broker.is_(None), _MESSAGE.held_by_broker == 0))
+        if self.section.copy_of is None:
+            query = query.where(or_(_MESSAGE.held_by_broker.is_(None), _MESSAGE.held_by_broker == 0))
+        else:
+            query = query.where(_MESSAGE.held_by_broker == 1)
         return query if self._destination is None else query.where(_MESSAGE.destination == self._destination)
 
 

@@ -1,6 +1,7 @@
 """The journal of a RabbitMQ ladder: its stream, read by one task up to the end that it had when the read was planned.
 
-The broker itself writes the records. It knows the time at which it dispatched a message only to the second.
+The broker itself writes the records. From 4.0 on they contain the second of a dispatch; before, they do not, as streams
+lost the header ``x-death``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from airflow_delay_provider.domain.clock import EPOCH, ceil_ms, floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, accepted
-from airflow_delay_provider.spark.datasource.journal import JournalTable, make_journal_batch
+from airflow_delay_provider.spark.datasource.journal import JournalTable, TimeSource, make_journal_batch
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.ranges import Range
 
@@ -51,7 +52,7 @@ class RabbitMQJournal(JournalTable):
     """
 
     @classmethod
-    def end(cls, connection: JobConnection) -> JournalPosition:
+    def end(cls, connection: JobConnection, *, copy_of: JobConnection | None) -> JournalPosition:  # noqa: ARG003
         with _stream_of(connection) as stream:
             return JournalPosition(
                 journal=f"rabbitmq {stream.config.name} {stream.config.topology.journal_name}",
@@ -104,7 +105,7 @@ class RabbitMQJournal(JournalTable):
             "deliver_at_ms": [ceil_ms(entry.deliver_at) for entry in entries],
             "reason": [entry.reason for entry in entries],
             "position": [entry.position for entry in entries],
-            "at_is_exact": [pending.is_exact for pending in page],
+            "time_source": [_time_source(pending) for pending in page],
             "connection": self.section.connection.conn_id,
             "destination": self.section.connection.conn_id,
         }
@@ -129,6 +130,12 @@ def _entries(stream: AmqpConnection, part: Range) -> Iterator[PendingEntry]:
                 raise BrokerError(f"{stream.config.name}: the journal could not be read to its end; try again")
     finally:
         cursor.close()
+
+
+def _time_source(pending: PendingEntry) -> TimeSource:
+    if pending.is_exact:
+        return TimeSource.RECORDED
+    return TimeSource.UNKNOWN if pending.entry.at >= FAR else TimeSource.SECOND
 
 
 @contextmanager

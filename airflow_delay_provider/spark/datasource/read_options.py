@@ -22,9 +22,10 @@ _KNOWN = (
     "after",
     "until",
     "onGap",
+    "copied",
     "retentionDays",
 )
-_OF_JOURNAL = ("after", "until", "onGap", "retentionDays")
+_OF_JOURNAL = ("after", "until", "onGap", "copied", "retentionDays")
 MAX_PARTITIONS = 10_000
 #: As long as dispatchers keep finished messages by default.
 RETENTION_DAYS = 30.0
@@ -59,6 +60,8 @@ class ReadOptions:
     after: str | None = None
     until: str | None = None
     on_gap: OnGap = OnGap.FAIL
+    #: Read the copy of the journal that a dispatcher makes in the ledger.
+    copied: bool = False
     retention_days: float = RETENTION_DAYS
 
     @classmethod
@@ -82,6 +85,7 @@ class ReadOptions:
             after=given.get("after") or None,
             until=given.get("until") or None,
             on_gap=_choice("onGap", OnGap, given.get("ongap", OnGap.FAIL)),
+            copied=_flag("copied", given.get("copied", "false")),
             retention_days=_days(given.get("retentiondays")),
         )
 
@@ -100,6 +104,12 @@ def _choice(name: str, choices: type[ChoiceT], text: str) -> ChoiceT:
         return choices(text.lower())
     except ValueError:
         raise ConfigurationError(f"{name}: {text!r} is unknown; use one of {', '.join(choices)}") from None
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"{name}: {text!r} is neither true nor false; use one of them")
+    return text.lower() == "true"
 
 
 def _partitions(text: str | None) -> int | None:

@@ -24,7 +24,6 @@ from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayEr
 from airflow_delay_provider.spark.datasource.journal import journal_end
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.read_options import RETENTION_DAYS
-from airflow_delay_provider.spark.datasource.source import DelayDataSource
 from airflow_delay_provider.spark.jobs import lateness_figures as figures
 from airflow_delay_provider.spark.jobs.lateness_folder import (
     ENTRIES,
@@ -48,6 +47,8 @@ class JobOptions:
     """The options of one run, checked."""
 
     connections: tuple[str, ...]
+    #: Those of them whose copy in the ledger is read.
+    copied: frozenset[str]
     connection_file: str | None
     output: str
     partitions: int | None
@@ -76,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(spark: SparkSession, options: JobOptions) -> int:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
-    spark.dataSource.register(DelayDataSource)
     folder = ReportFolder(options.output)
     stored = folder.read_state()
     for name in folder.remove_other_runs(stored):
@@ -107,7 +107,7 @@ def _journal_ends(options: JobOptions) -> dict[str, str]:
     ends: dict[str, str] = {}
     journals: dict[str, str] = {}
     for name in options.connections:
-        ends[name] = journal_end(name, connection_file=options.connection_file)
+        ends[name] = journal_end(name, connection_file=options.connection_file, copied=name in options.copied)
         journal = JournalPosition.parse(name, ends[name]).journal
         if journal in journals:
             raise ConfigurationError(
@@ -149,6 +149,8 @@ def _read(spark: SparkSession, options: JobOptions, name: str, *, after: str | N
         reader = reader.option("connectionFile", options.connection_file)
     if options.partitions is not None:
         reader = reader.option("partitions", str(options.partitions))
+    if name in options.copied:
+        reader = reader.option("copied", "true")
     if options.accept_gap:
         reader = reader.option("onGap", "continue")
     return (reader if after is None else reader.option("after", after)).load()
@@ -194,6 +196,9 @@ def _run_id(after: Mapping[str, str], until: Mapping[str, str]) -> str:
 def _parse(argv: Sequence[str] | None) -> JobOptions:
     parser = argparse.ArgumentParser(prog="lateness", description=__doc__.splitlines()[0])
     parser.add_argument("--connection", action="append", metavar="CONN", help="Read this journal. Can be repeated.")
+    parser.add_argument(
+        "--copied", action="append", default=[], metavar="CONN", help="Read the copy of this journal in the ledger."
+    )
     parser.add_argument("--connection-file", metavar="FILE", help="Connections, exported by Airflow as JSON.")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="Folder or URI for entries and report.")
     parser.add_argument("--slo-seconds", type=float, default=5.0, metavar="S", help="Later than this is late; 5.")
@@ -213,8 +218,12 @@ def _parse(argv: Sequence[str] | None) -> JobOptions:
         if getattr(given, name) is not None and not getattr(given, name) > 0:
             parser.error(f"--{name.replace('_', '-')}: must be more than 0")
     connections = tuple(dict.fromkeys(given.connection or ["delay_default"]))
+    for name in given.copied:
+        if name not in connections:
+            parser.error(f"--copied: {name!r} is not among the connections; add --connection {name}")
     return JobOptions(
         connections=connections,
+        copied=frozenset(given.copied),
         connection_file=given.connection_file,
         output=given.output,
         partitions=given.partitions,

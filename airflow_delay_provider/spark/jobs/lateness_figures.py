@@ -12,6 +12,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone writes it
 
 from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.spark.datasource.journal import TimeSource
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,7 +24,7 @@ ENTRY_COLUMNS = (
     "channel",
     "change",
     "at",
-    "at_is_exact",
+    "time_source",
     "deliver_at",
     "lateness_ms",
     "reason",
@@ -31,7 +32,7 @@ ENTRY_COLUMNS = (
     "position",
 )
 ENTRY_SCHEMA = (
-    "message_id string, channel string, change string, at timestamp, at_is_exact boolean, deliver_at timestamp,"
+    "message_id string, channel string, change string, at timestamp, time_source string, deliver_at timestamp,"
     " lateness_ms bigint, reason string, connection string, position string, run string, day date"
 )
 COUNTED = (
@@ -43,6 +44,8 @@ COUNTED = (
     Change.PARKED,
 )
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+#: How many dispatches have a time that is not exact, by how it is known.
+INEXACT = {"to_second": TimeSource.SECOND, "when_read": TimeSource.READ, "untimed": TimeSource.UNKNOWN}
 _FAILURES = (Change.DEAD_LETTERED.value, Change.PARKED.value)
 _REASON_LENGTH = 200
 _REASONS_OF_DAY = 50
@@ -65,9 +68,9 @@ def hourly_figures(entries: DataFrame, *, slo_seconds: float, days: Sequence[str
         *(F.percentile("lateness_ms", share).alias(name) for name, share in PERCENTILES.items()),
         F.max("lateness_ms").alias("max_ms"),
         F.count_if(is_dispatch & (F.col("lateness_ms") > slo_seconds * 1000)).alias("late"),
-        # Where the broker does not tell the time exactly, nothing is known about being early.
-        F.count_if(is_dispatch & F.col("at_is_exact") & (F.col("at") < F.col("deliver_at"))).alias("early"),
-        F.count_if(is_dispatch & ~F.col("at_is_exact")).alias("not_checked"),
+        # Other times cannot show whether a message was early.
+        F.count_if(is_dispatch & _has_time(TimeSource.RECORDED) & (F.col("at") < F.col("deliver_at"))).alias("early"),
+        *(F.count_if(is_dispatch & _has_time(source)).alias(name) for name, source in INEXACT.items()),
     )
     found = figures.join(_duplicates(entries), on=list(HOUR), how="left")
     return found.withColumn("duplicates", F.coalesce("duplicates", F.lit(0)))
@@ -120,6 +123,10 @@ def _duplicates(entries: DataFrame) -> DataFrame:
 
 def _is(change: Change) -> Column:
     return F.col("change") == change.value
+
+
+def _has_time(source: TimeSource) -> Column:
+    return F.col("time_source") == source.value
 
 
 def _moment() -> Column:

@@ -12,7 +12,7 @@ from airflow_delay_provider.spark.jobs.lateness_report import ANOMALY_FACTOR, Re
 _STYLE = """
 :root { color-scheme: light; --line: #e9ecef; --soft: #495057; }
 body { font: 14px/1.5 system-ui, "Helvetica Neue", Arial, sans-serif; color: #212529; margin: 2rem auto;
-  max-width: 1080px; padding: 0 1rem; }
+  max-width: 1200px; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .4rem 0; } .soft { color: var(--soft); }
 .cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
@@ -20,8 +20,8 @@ p { margin: .4rem 0; } .soft { color: var(--soft); }
 .card b { display: block; font-size: 1.4rem; font-weight: 600; }
 .bad { color: #c92a2a; } .good { color: #2b8a3e; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; width: 100%; font-size: 12.5px; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); } th.text, td.text { text-align: left; }
 td.reason { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 img { width: 100%; height: auto; }
@@ -31,7 +31,22 @@ _TITLES = {
     "hours": "Lateness of each hour, busiest channels of each connection",
     "traffic": "Messages of each hour",
 }
+_TIME_NOTES = {
+    "to_second": (
+        "RabbitMQ records only the second in which it dispatched a message, and this job takes the due time if it is"
+        " later. So lateness may be up to a second too small, and the journal cannot show whether a message was early."
+    ),
+    "when_read": (
+        "the time of a dispatch is when the dispatcher that copies the journal (--index) has read it. So lateness is an"
+        " upper bound, and the journal cannot show whether a message was early."
+    ),
+    "untimed": (
+        "RabbitMQ before 4.0 does not record when it dispatched a message, so lateness is unknown and such messages are"
+        " left out of it. With --copied, the job reads the copy that a dispatcher makes with --index."
+    ),
+}
 _NOT_SHOWN = "cannot be shown"
+_CLASSES = {None: "", True: "good", False: "bad"}
 _NOTHING = "-"
 
 
@@ -80,26 +95,27 @@ def _notes(report: Report) -> Iterator[str]:
         " Error budget: the share of it that late messages have used, 100 % is all of it. Duplicates: dispatches of"
         " an id beyond the first one and one for each time that it was requeued, looked for within two days."
     )
-    unknown = [each.connection for each in report.connections if each.counts["not_checked"]]
-    if unknown:
-        yield (
-            f"{', '.join(unknown)}: RabbitMQ records when it dispatched a message only to the second, rounded down and"
-            " never before the due time. So lateness there is up to a second too small, and the journal cannot show"
-            " whether a message was early."
-        )
+    for name, text in _TIME_NOTES.items():
+        affected = [each.connection for each in report.connections if each.counts[name]]
+        if affected:
+            yield f"{', '.join(affected)}: {text}"
 
 
 def _cards(report: Report) -> str:
     cards = []
     for each in report.connections:
-        kept = each.in_time is None or each.in_time >= report.options.slo_target
-        value = "no dispatch" if each.in_time is None else f"{_percent(each.in_time)} in time"
+        kept = None if each.in_time is None else each.in_time >= report.options.slo_target
+        value = _unknown(each) if each.in_time is None else f"{_percent(each.in_time)} in time"
         more = f"{_count(each.counts['dispatched'])} dispatched, p99 {_duration(each.lateness['p99_ms'])}"
         cards.append(
-            f'<div class="card">{escape(each.connection)}<b class="{"good" if kept else "bad"}">{value}</b>'
+            f'<div class="card">{escape(each.connection)}<b class="{_CLASSES[kept]}">{value}</b>'
             f'<span class="soft">{more}</span></div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _unknown(each: Summary) -> str:
+    return "lateness unknown" if each.counts["dispatched"] else "nothing dispatched"
 
 
 #: A cell, and whether it is text.

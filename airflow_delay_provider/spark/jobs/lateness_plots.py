@@ -77,7 +77,7 @@ def _draw_hours(report: Report) -> Figure:
             rows = [row for row in of_connection if row["channel"] == channel]
             for name, style, label in (("p99_ms", "-", _short(channel)), ("p50_ms", ":", None)):
                 values = [max(row[name], _LEAST_MS) for row in rows]
-                axis.plot(*_with_breaks(rows, values), style, color=color, marker="o", ms=2.5, lw=1.3, label=label)
+                axis.plot(*_with_breaks(rows, values), style, color=color, marker="o", ms=4, lw=1.3, label=label)
         _mark_limit(axis.axhline, report)
         axis.set_yscale("log")
         axis.set_ylim(_LEAST_MS, top)

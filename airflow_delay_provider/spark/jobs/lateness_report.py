@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as everyone writes it
 
-from airflow_delay_provider.spark.jobs.lateness_figures import PERCENTILES, period_lateness
+from airflow_delay_provider.spark.jobs.lateness_figures import INEXACT, PERCENTILES, period_lateness
 from airflow_delay_provider.spark.jobs.lateness_folder import FREQUENCIES, HOURLY, REASONS, FolderState, ReportFolder
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SUMMED = (
     "parked",
     "late",
     "early",
-    "not_checked",
+    *INEXACT,
     "duplicates",
 )
 #: Shares at which the distribution is drawn: fine where it matters.
@@ -61,9 +61,9 @@ class Summary:
 
     @property
     def in_time(self) -> float | None:
-        """The share of dispatches that were not late."""
-        dispatched = self.counts["dispatched"]
-        return 1 - self.counts["late"] / dispatched if dispatched else None
+        """The share of dispatches, of those whose time is known, that were not late."""
+        timed = self.counts["dispatched"] - self.counts["untimed"]
+        return 1 - self.counts["late"] / timed if timed else None
 
     def burn(self, target: float) -> float | None:
         """How much of the error budget was used; 1.0 is all of it."""
@@ -72,7 +72,7 @@ class Summary:
     @property
     def can_show_early(self) -> bool:
         """Whether at least one dispatch has a time that could show that it was early."""
-        return self.counts["dispatched"] > self.counts["not_checked"]
+        return self.counts["dispatched"] > sum(self.counts[name] for name in INEXACT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +156,8 @@ def gather(spark: SparkSession, folder: ReportFolder, state: FolderState, option
 
 def _since(spark: SparkSession, folder: ReportFolder, table: str, first: date) -> DataFrame:
     schema = {
-        HOURLY: "hour timestamp, connection string, channel string, scheduled bigint, dispatched bigint,"
-        " cancelled bigint, dead_lettered bigint, requeued bigint, parked bigint, p50_ms double, p95_ms double,"
-        " p99_ms double, max_ms bigint, late bigint, early bigint, not_checked bigint, duplicates bigint, day date",
+        HOURLY: "hour timestamp, connection string, channel string, p50_ms double, p95_ms double, p99_ms double,"
+        f" max_ms bigint, day date, {', '.join(f'{name} bigint' for name in _SUMMED)}",
         FREQUENCIES: "connection string, channel string, lateness_ms bigint, n bigint, day date",
         REASONS: "connection string, channel string, change string, reason string, n bigint, day date",
     }[table]
@@ -227,7 +226,7 @@ def _dicts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
 
 
 def _line(each: Summary, options: ReportOptions) -> str:
-    in_time = "nothing dispatched" if each.in_time is None else f"{each.in_time:.3%} in time"
+    in_time = "lateness unknown" if each.in_time is None else f"{each.in_time:.3%} in time"
     return (
         f"{each.connection}: {each.counts['dispatched']:,} dispatched, {in_time} (target {options.slo_target:.3%}"
         f" within {options.slo_seconds:g} s), {each.counts['duplicates']:,} duplicates"
