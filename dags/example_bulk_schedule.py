@@ -14,7 +14,6 @@ Define the connection of the cluster, or one that runs Spark inside the task:
 from __future__ import annotations
 
 import tempfile
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param, task
@@ -30,7 +29,7 @@ with DAG(
     dag_id="example_bulk_schedule",
     schedule=None,
     params={
-        "input": Param(None, type=["null", "string"], description="Parquet with the columns text and due."),
+        "input": Param(None, type=["null", "string"], description="Parquet with the columns text and wait (seconds)."),
         "folder": Param(None, type=["null", "string"], description="Where to write rejects and the report."),
         "channel": Param("bulk", type="string", description="Queue, exchange:routing.key, topic or channel."),
         "seconds": Param(60, type="number", minimum=0, description="Rows of the small file are due in this time."),
@@ -50,9 +49,9 @@ with DAG(
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        now, step = datetime.now(UTC), timedelta(seconds=params["seconds"]) / ROWS
-        rows = [{"text": f"row {number}", "due": now + number * step} for number in range(1, ROWS + 1)]
-        rows.append({"text": "a row without a time", "due": None})
+        step = params["seconds"] / ROWS
+        rows = [{"text": f"row {number}", "wait": number * step} for number in range(1, ROWS + 1)]
+        rows.append({"text": "a row without a time", "wait": None})
         Path(folder).mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), f"{folder}/reminders.parquet")
         return f"{folder}/reminders.parquet"
@@ -66,7 +65,7 @@ with DAG(
         application=BULK_SCHEDULE,
         application_args=[
             *("--input", prepare_input(folder), "--format", "parquet", "--connection", BROKER),
-            *("--column", "payload=text", "--column", "deliver_at=due", "--channel", "{{ params.channel }}"),
+            *("--column", "payload=text", "--column", "deliver_after=wait", "--channel", "{{ params.channel }}"),
             *("--id-prefix", "{{ run_id }}", "--report", f"{folder}/report.json"),
             # "fail" ends the task after all good rows are scheduled.
             *("--rejects", f"{folder}/rejects", "--on-rejects", "keep"),

@@ -14,7 +14,7 @@ from tools.servers.airflow_api import AirflowApi
 
 BULK_DAG, LATENESS_DAG = "example_bulk_schedule", "lateness_report"
 CHANNEL = "bulk"
-#: In which the rows of the file are due.
+#: After they are scheduled, the rows of the file are due in this time.
 DUE_SECONDS = 5
 #: Time limit of each step: a JVM may have to start on a busy machine.
 STEP_SECONDS = 240
@@ -44,7 +44,7 @@ class PipelineTour:
         scheduled = sum(done["outcomes"].values())
         self.report.step(
             f"{done['rows']} rows: {scheduled} messages scheduled, {done['rejected']} row rejected,"
-            f" {done['rows_per_second']:.0f} rows/s; the rejected row and the reason are in {rejects}"
+            f" {done['seconds']:.0f} s after Spark has started; the rejected row and the reason are in {rejects}"
         )
         return scheduled
 

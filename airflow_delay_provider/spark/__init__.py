@@ -4,5 +4,5 @@ Retries: a job fails -> ``failures`` classifies it -> ``retries`` decides -> ``t
 ``admission`` lets the due ticket through, once ``cluster`` is up -> ``process`` submits the job again.
 
 The data pipeline: ``datasource`` and ``kafka_sink`` schedule DataFrames, ``datasource`` reads messages and journals,
-``streaming`` dispatches; ``jobs`` are the programs that spark-submit runs, with the settings of ``connection``.
+``streaming`` dispatches; ``jobs`` are the programs that spark-submit runs, and ``connection`` is how they connect.
 """

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,19 +14,27 @@ import pytest
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.domain.arguments import compose_message
 from airflow_delay_provider.domain.exceptions import MessagesWaitError
 from tests.acceptance.external_brokers import press_button, receive, require_message_of_task
 from tests.acceptance.runs import DEFERRED, Start
+from tests.acceptance.test_spark_retries import define
+from tests.given import do_without
 from tests.kafkas import connection_of, fresh_topic, require_kafka
+from tests.sparks import running_with
 from tools.servers.airflow import Airflow
 from tools.servers.airflow_api import AirflowApi
 from tools.servers.component import Component, stop_all, wait_for
 from tools.servers.process import free_port
+from tools.servers.server import UnavailableError
 from tools.servers.sessions import Guardian
+from tools.servers.spark import find_kafka_connector
 
 pytestmark = pytest.mark.timeout(600)
 
 CONN_ID = "delay_kafka_default"
+#: A JVM may have to start on a busy machine.
+SPARK_SECONDS = 400
 #: A form stores the fields that were left empty, too.
 EMPTY_FIELDS = {"hold": "broker", "ledger_url": None, "security.protocol": None, "ssl.ca.location": None}
 
@@ -161,3 +170,36 @@ def test_the_test_button_of_the_connection_form_reports_the_result(
     """A12"""
     form = connection_of(bootstrap, **settings) | {"port": free_port()} | change
     press_button(api, form, status=status, sentence=sentence)
+
+
+@pytest.mark.timeout(1200)
+def test_a_dispatcher_on_spark_takes_the_place_of_the_plain_one_and_gives_it_back(
+    start: Start,
+    api: AirflowApi,
+    kafka: KafkaBroker,
+    channel: str,
+    dispatcher: Component,
+    tmp_path: Path,
+) -> None:
+    """The last test of this module: it stops and starts the dispatcher of all of them."""
+    define(api, "spark_local", {"conn_type": "spark", "host": "local[1]"})
+    try:
+        jars = find_kafka_connector()[0].parent
+    except UnavailableError as missing:
+        do_without(str(missing))
+    params = {"checkpoint": str(tmp_path / "checkpoint"), "jars": str(jars)}
+    stop_all([dispatcher])
+    try:
+        run = start("example_streaming_dispatch", params)
+        kafka.schedule([compose_message(channel, "by Spark", deliver_after=5, now=kafka.clock.now())])
+        [message] = receive(kafka, channel, 1, seconds=SPARK_SECONDS)
+        assert message.payload == b"by Spark"
+        api.mark(run.dag_id, run.run_id, "dispatch", "failed")
+        wait_for(lambda: running_with(str(tmp_path)) == [], what="nothing of the job is left", seconds=SPARK_SECONDS)
+        back = start("example_streaming_dispatch", {**params, "release": True})
+        assert api.wait_for_run(back.dag_id, back.run_id, seconds=SPARK_SECONDS) == "success", back.log("dispatch")
+    finally:
+        dispatcher.start()
+    kafka.schedule([compose_message(channel, "again", deliver_after=1, now=kafka.clock.now())])
+    [message] = receive(kafka, channel, 1, seconds=SPARK_SECONDS)
+    assert message.payload == b"again"

@@ -22,6 +22,7 @@ EXTRA_OF = {
     "brokers/rabbitmq": "rabbitmq",
     "brokers/kafka": "kafka",
     "spark": "spark",
+    "spark/datasource/kafka_journal.py": "kafka spark",
     "spark/streaming": "kafka spark",
     "operators/spark.py": "spark",
     "testing": "testing",

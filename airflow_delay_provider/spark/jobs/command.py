@@ -77,14 +77,19 @@ def run_command(name: str, work: Callable[[], None]) -> int:
         sys.stderr.write(f"{name}: interrupted\n")
         return int(ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - what is not known is printed in full
-        problem = known_problem(error)
-        if problem is None:
-            traceback.print_exc()
-            problem = JobError(f"{type(error).__name__}; see the traceback above", code=ExitCode.FAILED)
-        kind = "failed" if problem.code is ExitCode.FAILED else "error"
-        sys.stderr.write(f"{name}: {kind}: {problem}\n")
-        return int(problem.code)
+        return int(report_problem(name, error).code)
     return int(ExitCode.OK)
+
+
+def report_problem(name: str, error: BaseException) -> JobError:
+    """Print a problem as one sentence, after the traceback if it is not known, and return it."""
+    problem = known_problem(error)
+    if problem is None:
+        traceback.print_exception(error)
+        problem = JobError(f"{type(error).__name__}; see the traceback above", code=ExitCode.FAILED)
+    kind = "failed" if problem.code is ExitCode.FAILED else "error"
+    sys.stderr.write(f"{name}: {kind}: {problem}\n")
+    return problem
 
 
 def say(line: str) -> None:

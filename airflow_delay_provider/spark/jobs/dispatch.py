@@ -26,13 +26,12 @@ from threading import Event
 from typing import Any
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.spark.jobs.command import report_problem
 
 log = logging.getLogger("airflow_delay_provider.spark.dispatch")
 
 #: The shortest time that a plain stop waits for the end of a micro-batch.
 STOP_SECONDS = 30.0
-#: Exit codes.
-FAILED, BAD_INPUT = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,12 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         _run(options, stop)
-    except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
-        return BAD_INPUT
-    except DelayError as error:
-        sys.stderr.write(f"{error}\n")
-        return FAILED
+    except Exception as error:  # noqa: BLE001 - what is not known is printed in full
+        return int(report_problem("dispatch", error).code)
     return 0
 
 

@@ -18,13 +18,12 @@ from functools import reduce
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
-from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.datasource.journal import journal_end
 from airflow_delay_provider.spark.datasource.positions import JournalPosition
 from airflow_delay_provider.spark.datasource.read_options import RETENTION_DAYS
 from airflow_delay_provider.spark.jobs import lateness_figures as figures
+from airflow_delay_provider.spark.jobs.command import report_problem, spark_session
 from airflow_delay_provider.spark.jobs.lateness_folder import (
     ENTRIES,
     FREQUENCIES,
@@ -37,8 +36,9 @@ from airflow_delay_provider.spark.jobs.lateness_folder import (
 from airflow_delay_provider.spark.jobs.lateness_report import ReportOptions, write_report
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+NAME = "lateness"
 OK, FAILED, USAGE, SLO_MISSED = 0, 1, 2, 3
 
 
@@ -62,16 +62,12 @@ class JobOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job and return its exit code."""
     options = _parse(argv)
-    had_session = SparkSession.getActiveSession() is not None
-    spark = SparkSession.builder.appName("delay lateness").getOrCreate()
     try:
-        return _run(spark.newSession(), options)
-    except DelayError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - a job prints
+        with spark_session(f"delay {NAME}") as spark:
+            return _run(spark.newSession(), options)
+    except Exception as error:  # noqa: BLE001 - what is not known is printed in full
+        report_problem(NAME, error)
         return FAILED
-    finally:
-        if not had_session:
-            spark.stop()
 
 
 def _run(spark: SparkSession, options: JobOptions) -> int:

@@ -369,18 +369,6 @@ def in_a_process(*arguments: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_without_java_the_job_says_what_to_install(good: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
-    ended = in_a_process("--input", str(good), PATH=str(tmp_path / "bin"), JAVA_HOME="")
-    assert ended.returncode == 2
-    assert (
-        "bulk_schedule: error: Java: Spark did not start, as no Java is found or it is too old; install Java 17"
-        in ended.stderr
-    )
-    assert "Traceback" not in ended.stderr
-
-
 def test_without_its_connector_the_kafka_sink_says_where_to_get_it(good: Path) -> None:
     """In a process of its own: the session of these tests has the connector."""
     arguments = ["--input", str(good), "--column", "deliver_at=due", "--channel", "c", "--via", "kafka-sink"]

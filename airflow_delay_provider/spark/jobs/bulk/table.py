@@ -35,8 +35,8 @@ def read_table(spark: SparkSession, arguments: Namespace) -> DataFrame:
     try:
         if arguments.table:
             return spark.read.options(**arguments.read_options).table(arguments.table)
-        file_format = arguments.format or guess_format(arguments.input)
-        return _read_files(spark, arguments.input, file_format.lower(), arguments.read_options)
+        arguments.format = arguments.format or guess_format(arguments.input)
+        return _read_files(spark, arguments.input, arguments.format.lower(), arguments.read_options)
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - of PySpark, or of the library under it
