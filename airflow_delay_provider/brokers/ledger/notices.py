@@ -108,6 +108,8 @@ class PostgresNotices(Notices):
         self._waking, self._wake = socket.socketpair()
 
     def stop(self) -> None:
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         # It may wait for the server.
         self._wake.send(b"x")

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, and_, exists, func, literal, or_, select, text
+from sqlalchemy import Connection, and_, case, exists, func, literal, null, or_, select, text
 from sqlalchemy.sql import ColumnElement, Select
 
 from airflow_delay_provider.brokers.ledger.database import read_identity
 from airflow_delay_provider.brokers.ledger.dialect import database_now_ms, oldest_running_transaction
 from airflow_delay_provider.brokers.ledger.tables import EMBEDDED, event, journal_position, scheduled_message
 from airflow_delay_provider.domain.clock import from_ms
-from airflow_delay_provider.domain.lifecycle import Change
+from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, sql_of
 from airflow_delay_provider.spark.datasource.journal import JournalTable, Section, TimeSource, make_journal_batch
@@ -35,6 +35,12 @@ _ROWS = 20_000
 _OF_BROKER = (Change.DISPATCHED, Change.PARKED)
 _TEXTS = {name: _EVENT[name] for name in ("message_id", "channel", "change", "reason")}
 _TIMES = {name: _EVENT[f"{name}_ms"] for name in ("at", "deliver_at")}
+
+#: What is not simply a column of the journal. A time that was not recorded is null.
+_COMPUTED: dict[str, ColumnElement[Any]] = {
+    "destination": _MESSAGE.destination,
+    "at_ms": case((_EVENT.reason == TIME_UNKNOWN, null()), else_=_EVENT.at_ms).label("at_ms"),
+}
 
 
 class LedgerJournal(JournalTable):
@@ -98,21 +104,24 @@ class LedgerJournal(JournalTable):
             for page in stream_rows(ledger, query, rows=_ROWS):
                 values: dict[str, Any] = dict(zip(stored, zip(*page, strict=True), strict=True))
                 values |= {"connection": self.section.connection.conn_id}
-                values["time_source"] = self._time_sources(values["change"])
+                values["time_source"] = self._time_sources(values["change"], values["at_ms"])
                 if "position" in columns:
                     values["position"] = [f"{xid}:{seq}" for xid, seq in zip(values["xid"], values["seq"], strict=True)]
                 yield make_journal_batch(columns, values, rows=len(page))
 
-    def _time_sources(self, changes: Sequence[str]) -> str | list[str]:
+    def _time_sources(self, changes: Sequence[str], at_ms: Sequence[int | None]) -> str | list[str]:
         """Return how the times are known: RabbitMQ tells that of a dispatch only to who reads it at once."""
         copy_of = self.section.copy_of
         if copy_of is None or copy_of.conn_type != "rabbitmq":
             return TimeSource.RECORDED.value
-        return [TimeSource.READ if change in _OF_BROKER else TimeSource.RECORDED for change in changes]
+        return [
+            TimeSource.UNKNOWN if ms is None else TimeSource.READ if change in _OF_BROKER else TimeSource.RECORDED
+            for change, ms in zip(changes, at_ms, strict=True)
+        ]
 
     def _query(self, stored: Sequence[str]) -> Select[Any]:
         """Return the query; it joins the messages only if something needs them."""
-        columns = [_MESSAGE.destination if name == "destination" else _EVENT[name] for name in stored]
+        columns = [_COMPUTED.get(name, _EVENT.get(name)) for name in stored]
         query = select(*columns)
         if not (self._has_copies or self._destination or "destination" in stored):
             return query

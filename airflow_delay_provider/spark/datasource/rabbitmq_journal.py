@@ -142,7 +142,7 @@ def _entries(stream: AmqpConnection, part: Range) -> Iterator[PendingEntry]:
 def _time_source(pending: PendingEntry) -> TimeSource:
     if pending.is_exact:
         return TimeSource.RECORDED
-    return TimeSource.UNKNOWN if pending.entry.at >= FAR else TimeSource.SECOND
+    return TimeSource.UNKNOWN if _known_at_ms(pending.entry) is None else TimeSource.SECOND
 
 
 @contextmanager

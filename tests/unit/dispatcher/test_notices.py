@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
@@ -67,7 +67,7 @@ def test_a_message_that_is_due_soon_is_announced(ledger: Ledger) -> None:
     """B24, B25"""
     with listening(ledger) as (_, heard):
         before = heard.count
-        schedule(ledger, 2 * SECOND)
+        schedule(ledger, 4 * SECOND)
         heard.wait_for_more_than(before)
 
 
@@ -99,7 +99,7 @@ def test_messages_that_are_due_later_disturb_no_dispatcher_on_postgresql(postgre
         before = heard.count
         schedule(ledger, timedelta(hours=1))
         # Notices arrive in the order of their transactions.
-        schedule(ledger, 2 * SECOND)
+        schedule(ledger, 4 * SECOND)
         heard.wait_for_more_than(before)
         assert heard.count == before + 1
     ledger.close()
@@ -120,7 +120,7 @@ def test_a_lost_connection_wakes_dispatchers_and_is_opened_again(
         heard.wait_for_more_than(before + 1)
         wait_for(lambda: listener.is_listening, what="a new connection", seconds=60, interval=0.005)
         before = heard.count
-        schedule(ledger, 2 * SECOND)
+        schedule(ledger, 4 * SECOND)
         heard.wait_for_more_than(before)
     ledger.close()
 
@@ -180,13 +180,11 @@ def test_a_dispatcher_that_sleeps_delivers_what_is_scheduled_meanwhile(
     ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B24, B29"""
-    reader = Ledger(ledger_url)
-    with dispatching(ledger, monkeypatch):
-        for _ in range(3):
-            schedule(reader, timedelta(milliseconds=100))
-            broker = EmbeddedBroker(reader)
-            wait_for(lambda broker=broker: broker.receive("c"), what="the message", seconds=60, interval=0.01)
-    reader.close()
+    with closing(Ledger(ledger_url)) as reader, dispatching(ledger, monkeypatch):
+        broker = EmbeddedBroker(reader)
+        for _ in range(2):
+            schedule(reader, SECOND)
+            wait_for(lambda: broker.receive("c"), what="the message", seconds=60, interval=0.01)
 
 
 def test_an_idle_dispatcher_does_not_ask_postgresql_again_and_again(
