@@ -48,7 +48,7 @@ class TimeSource(StrEnum):
 
     #: To the millisecond, by who made the change.
     RECORDED = "recorded"
-    #: The end of the second in which it was, and the due time if that is later: it cannot show that a message was early.
+    #: The end of its second, and the due time if that is later: it cannot show that a message was early.
     SECOND = "second"
     #: When a dispatcher read it from the broker's journal, at once or later.
     READ = "read"

@@ -121,7 +121,7 @@ class LedgerJournal(JournalTable):
 
     def _query(self, stored: Sequence[str]) -> Select[Any]:
         """Return the query; it joins the messages only if something needs them."""
-        columns = [_COMPUTED.get(name, _EVENT.get(name)) for name in stored]
+        columns = [_COMPUTED[name] if name in _COMPUTED else _EVENT[name] for name in stored]
         query = select(*columns)
         if not (self._has_copies or self._destination or "destination" in stored):
             return query
