@@ -62,7 +62,8 @@ class PipelineTour:
         self._run(LATENESS_DAG, {"output": str(output)}, doing="a Spark job reads the journal of all messages so far")
         self.report.step("how late the messages of this demo were:")
         lines = (output / "report.md").read_text().splitlines()
-        self.report.show("\n".join(f"          {line}" for line in lines if line.startswith("|")))
+        tables = [line.replace("\\_", "_") for line in lines if line.startswith("|") and not line.startswith("| :--")]
+        self.report.show("\n".join(f"          {line}" for line in tables))
         self.report.step(f"the report with plots: {output / 'report.html'}")
 
     def _run(self, dag_id: str, conf: dict[str, object], *, doing: str) -> None:
