@@ -107,6 +107,7 @@ def _run_job(connection_file: Path, output: Path, sizes: Sizes) -> JobRun:
     command = [str(HOME / "bin" / "spark-submit"), "--master", f"local[{sizes.cores}]"]
     command += ["--driver-memory", sizes.memory, "--conf", "spark.ui.showConsoleProgress=false", lateness.__file__]
     command += ["--connection", _CONNECTION, "--connection-file", str(connection_file), "--output", str(output)]
+    expect("file of connections", connection_file.is_file(), True)
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(

@@ -35,7 +35,7 @@ RATE = 20
 CANCELLED = 0.02
 #: When the dispatcher is stopped, as a share of the time, and for how long.
 OUTAGE, OUTAGE_SECONDS = 0.55, 10.0
-WIDTH = 1240
+WIDTH = 1360
 
 
 def main(argv: Sequence[str] | None = None) -> int:

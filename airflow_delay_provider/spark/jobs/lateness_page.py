@@ -12,7 +12,7 @@ from airflow_delay_provider.spark.jobs.lateness_report import ANOMALY_FACTOR, Re
 _STYLE = """
 :root { color-scheme: light; --line: #e9ecef; --soft: #495057; }
 body { font: 14px/1.5 system-ui, "Helvetica Neue", Arial, sans-serif; color: #212529; margin: 2rem auto;
-  max-width: 1200px; padding: 0 1rem; }
+  max-width: 1320px; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .4rem 0; } .soft { color: var(--soft); }
 .cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }

@@ -169,7 +169,7 @@ def record(ledger: Ledger, message_id: str, change: str, at: datetime, *, late_m
 
 def fill_day(ledger: Ledger, day: datetime, count: int) -> None:
     for number in range(count):
-        at = day + timedelta(minutes=7 * number)
+        at = day + timedelta(minutes=1 + 7 * number)
         record(ledger, f"{day:%d}-{number}", "scheduled", at - timedelta(seconds=30))
         record(ledger, f"{day:%d}-{number}", "dispatched", at, late_ms=number * 100)
 
