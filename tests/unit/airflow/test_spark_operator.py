@@ -567,9 +567,9 @@ def test_an_attempt_is_stored_before_it_is_submitted(task: Task) -> None:
     stored = task.program.path + ".stored"
     store, submit = task.store, SparkSubmitRetryOperator._run_job
 
-    def submit_what_is_stored(operator: SparkSubmitRetryOperator, context: Any) -> None:
+    def submit_what_is_stored(operator: SparkSubmitRetryOperator, context: Any, hook: Any) -> None:
         Path(stored).write_text(json.dumps(store.get(HISTORY_KEY)))
-        submit(operator, context)
+        submit(operator, context, hook)
 
     with patch.object(SparkSubmitRetryOperator, "_run_job", submit_what_is_stored):
         assert task.begin() is None

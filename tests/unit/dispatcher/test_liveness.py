@@ -78,7 +78,13 @@ def test_a_ledger_that_fails_makes_the_dispatcher_unready_and_not_dead(
     monkeypatch.setattr(heartbeats, "beat", fail)
     dispatcher.start()
     wait_until(dispatcher, 200, 503, 503)
-    assert answer(dispatcher, "/ready")[1] == {"well": False, "loops": ["heartbeat"]}
+    # Loops that have not finished their first run are not ready either.
+    wait_for(
+        lambda: answer(dispatcher, "/ready")[1] == {"well": False, "loops": ["heartbeat"]},
+        what="the heartbeat alone in /ready",
+        seconds=60,
+        interval=0.05,
+    )
     monkeypatch.undo()
     wait_until(dispatcher, 200, 200, 200)
 
