@@ -41,7 +41,7 @@ SHARING = {
     "the Airflow that uses brokers": re.compile(r"acceptance/test_\w*_airflow"),
     "the Airflow that people use in a browser": re.compile(r"tests/browser/"),
     "the Airflow that serves the HTTP API": re.compile(r"integration/test_api_"),
-    "the Spark session of the pipeline": re.compile(r"integration/pipeline/"),
+    "the Spark session of the pipeline": re.compile(r"integration/pipeline/test_(?!dispatch)"),
 }
 #: Tests of one file that use the same RabbitMQ and the same type of queue.
 ON_RABBITMQ = re.compile(r"\[.*(rabbitmq[34](?:-quorum|-classic)?)")
@@ -50,6 +50,7 @@ PATIENT = re.compile(r"contract/test_.*(rabbitmq|kafka)")
 #: What keeps processors busy, the longest first.
 BUSY = [
     *SHARING,
+    "tests/integration/pipeline/",
     "tests/acceptance/test_demo.py",
     "tests/acceptance/test_killed_kafka.py",
     "tests/integration/test_spark",

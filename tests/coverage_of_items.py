@@ -46,8 +46,7 @@ REASONS = {
     "B55": "recurring work is Airflow's own schedule",
     "B63": "a contradiction, resolved: no minimum delay unless configured",
     "D21": "this suite",
-    "M10": "not proven yet",
-    "M11": "not proven yet: only checked by lint where Docker is installed",
+    "M11": "not proven yet: lint validates the file, and nothing starts it",
 }
 #: What must be proven now: a missing test is a failure.
 _REQUIRED = {
@@ -56,7 +55,7 @@ _REQUIRED = {
     "C": [*range(1, 15)],
     "D": [*range(1, 21)],
     "E": [*range(1, 13)],
-    "M": [*range(1, 10)],
+    "M": [*range(1, 11)],
 }
 REQUIRED = [f"{section}{number}" for section, numbers in _REQUIRED.items() for number in numbers]
 #: What must be proven on the embedded broker, on RabbitMQ and on Kafka alike.

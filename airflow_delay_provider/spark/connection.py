@@ -19,7 +19,6 @@ from airflow_delay_provider.hooks.connections import DEFAULT_CONN_ID, open_broke
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-    from sqlalchemy.engine import URL
 
     from airflow_delay_provider.brokers.ledger.database import Ledger
     from airflow_delay_provider.brokers.port import Broker
@@ -52,12 +51,9 @@ class JobConnection:
         """Whether a ledger stores its messages until they are due."""
         return self.conn_type == _EMBEDDED or (self.hold or self.extra_dejson.get("hold")) == Hold.LEDGER
 
-    def open(self, *, may_create: bool = False) -> Broker:
-        """Open its broker; Airflow is not imported.
-
-        :param may_create: whether a SQLite ledger may be created, which only the driver may do.
-        """
-        if self.ledger_file is not None and not may_create and not Path(self.ledger_file).exists():
+    def open(self) -> Broker:
+        """Open its broker; Airflow is not imported."""
+        if self.ledger_file is not None and not Path(self.ledger_file).exists():
             raise ConfigurationError(
                 f"connection: the ledger of {self.conn_id!r} is the SQLite file {self.ledger_file} on the driver's"
                 " machine, and this executor runs on another one; put the ledger on PostgreSQL ([delay] ledger_url),"
@@ -98,8 +94,8 @@ def find_listed_messages(connection: JobConnection) -> ListedMessages:
     """
     if connection.conn_type == _EMBEDDED:
         return ListedMessages(ledger=connection, destination=None)
-    address = _open_ledger(connection.extra_dejson.get("ledger_url"), for_messages=False).url
-    ledger = _of_ledger(JobConnection(conn_id=connection.conn_id, conn_type=_EMBEDDED), address)
+    found = _open_ledger(connection.extra_dejson.get("ledger_url"), for_messages=False)
+    ledger = _of_ledger(JobConnection(conn_id=connection.conn_id, conn_type=_EMBEDDED), found)
     return ListedMessages(ledger=ledger, destination=connection.conn_id)
 
 
@@ -194,10 +190,15 @@ def _with_ledger(connection: JobConnection) -> JobConnection:
     if not connection.holds_in_ledger or (connection.conn_type == _EMBEDDED and connection.host):
         return connection
     url = connection.extra_dejson.get("ledger_url")
-    return _of_ledger(connection, _open_ledger(url).url)
+    return _of_ledger(connection, _open_ledger(url))
 
 
-def _of_ledger(connection: JobConnection, address: URL) -> JobConnection:
+def _of_ledger(connection: JobConnection, ledger: Ledger) -> JobConnection:
+    """Name a ledger; a new SQLite file is created here, on the driver, as executors must find it."""
+    address = ledger.url
+    if not ledger.is_there:
+        ledger.migrate()
+        ledger.close()
     return replace(
         connection,
         extra_dejson={**connection.extra_dejson, "ledger_url": address.render_as_string(hide_password=False)},

@@ -174,7 +174,7 @@ class DelayWriter(DataSourceArrowWriter):
 
 
 def _prepare_broker(connection: JobConnection, options: WriteOptions) -> None:
-    with connection.open(may_create=True) as broker:
+    with connection.open() as broker:
         if options.on_conflict is not OnConflict.KEEP and not broker.knows_ids:
             raise ConfigurationError(
                 f"onConflict: the broker of {connection.conn_id!r} cannot check whether an id is taken, so it does not"

@@ -49,7 +49,7 @@ class Target:
         connection = find_job_connection(
             CONN_ID, hold=self.options.get("hold"), connection_file=self.options["connectionFile"]
         )
-        return connection.open(may_create=True)
+        return connection.open()
 
     def received(self, n: int) -> list[Message]:
         """Return what is in the channel: ``n`` messages or more."""

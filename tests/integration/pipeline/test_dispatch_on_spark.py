@@ -70,6 +70,7 @@ def outcome_of(ladder: StreamedLadder, message: Message) -> Change | None:
 
 
 def test_consumers_see_what_the_plain_dispatcher_writes(ladder: StreamedLadder):
+    """M10"""
     plain, streamed = fresh_topic(ladder.bootstrap), fresh_topic(ladder.bootstrap)
     given = {"key": "k", "headers": {"colour": "grün"}, "content_type": "text/plain", "priority": 3}
     other = StreamedLadder(ladder.bootstrap, "", ladder.folder)

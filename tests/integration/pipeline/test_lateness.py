@@ -54,7 +54,7 @@ def entries(output: Path) -> pd.DataFrame:
 def test_the_report_over_three_brokers_equals_an_independent_count(
     scene: ThreeBrokers, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Counted from what each broker reports itself, without Spark, in pandas."""
+    """M10: counted from what each broker reports itself, without Spark, in pandas."""
     channels = {name: [scene.channel(name, f"{name}-{each}") for each in ("a", "b")] for name in ALL}
     for name in ALL:
         send(scene, name, channels[name])

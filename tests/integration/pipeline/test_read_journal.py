@@ -49,6 +49,7 @@ def ids_of(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_journal_has_every_change_and_lateness_for_dispatches_only(ledger: Ledger, options: dict[str, str]) -> None:
+    """M10"""
     schedule(ledger, "a1", "b1")
     EmbeddedBroker(ledger).cancel(["b1"])
     schedule(ledger, "late", after=timedelta(seconds=-2))

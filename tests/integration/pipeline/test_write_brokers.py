@@ -46,6 +46,7 @@ def due_rows(spark: SparkSession, n: int, partitions: int = 4) -> DataFrame:
 
 
 def test_every_column_arrives(spark: SparkSession, target: Target, report: Path):
+    """M10"""
     payload = bytes(range(256))
     rows = [
         ("order-1", target.channel, payload, PAST, "customer-7", {"trace": "ä", "empty": ""}, "application/json", 9),

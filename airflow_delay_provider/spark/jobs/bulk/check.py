@@ -61,7 +61,7 @@ class CheckWriter(DelayWriter):
         """Return the counts of one task."""
         counts, columns = WriteCounts(), MessageColumns(self.options)
         # A broker that is only asked for its limits connects to nothing and creates nothing.
-        with self.connection.open(may_create=True) as broker:
+        with self.connection.open() as broker:
             for batch in iterator:
                 rejects = [Reject.of(batch, row, error) for row, error in _errors(broker, columns, batch)]
                 counts.add_batch(batch.num_rows, Counter(), rejects)
