@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_delay_provider.spark import jobs
-from airflow_delay_provider.spark.datasource import options
+from airflow_delay_provider.spark.datasource import options, read_options
 from airflow_delay_provider.spark.datasource.schema import COLUMNS
 from airflow_delay_provider.spark.jobs.bulk.arguments import build_parser, parse_arguments
 from airflow_delay_provider.spark.jobs.command import ExitCode
@@ -45,7 +45,17 @@ def test_the_commands_of_the_lateness_job_are_accepted() -> None:
 def test_every_option_of_the_page_exists_and_the_dag_is_a_dag() -> None:
     options_shown = set(re.findall(r"`(--[a-z-]+)", TEXT))
     known = set(build_parser()._option_string_actions)
-    elsewhere = {"--bulk", "--kafka", "--packages", "--jars", "--conf", "--release", "--fail-on-slo"}
+    elsewhere = {
+        "--bulk",
+        "--kafka",
+        "--packages",
+        "--jars",
+        "--conf",
+        "--release",
+        "--fail-on-slo",
+        "--copied",
+        "--index",
+    }
     assert options_shown - known - elsewhere == set()
 
     [snippet] = [each for each in re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL) if "DAG(" in each]
@@ -58,6 +68,9 @@ def test_every_option_of_the_page_exists_and_the_dag_is_a_dag() -> None:
 def test_the_options_of_the_data_source_are_complete() -> None:
     table = TEXT.partition("| option | default |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE) == list(options._WRITE_OPTIONS)
+    table = TEXT.partition("## Read messages and journals")[2].partition("\n\nWith")[0]
+    first_cells = re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(first_cells))) == set(read_options._KNOWN)
 
 
 def test_the_columns_and_exit_codes_are_complete() -> None:

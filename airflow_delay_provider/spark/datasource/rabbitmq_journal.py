@@ -1,7 +1,7 @@
 """The journal of a RabbitMQ ladder: its stream, read by one task up to the end that it had when the read was planned.
 
-The broker itself writes the records. From 4.0 on they contain the second of a dispatch; before, they do not, as streams
-lost the header ``x-death``.
+The broker itself writes the records. From 4.0 on they contain the second of a dispatch, whose end is taken for its
+time; before, they do not, as streams lost the header ``x-death``.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ _TITLES = {
 }
 _TIME_NOTES = {
     "to_second": (
-        "RabbitMQ records only the second in which it dispatched a message, and this job takes the due time if it is"
-        " later. So lateness may be up to a second too small, and the journal cannot show whether a message was early."
+        "RabbitMQ records only the second in which it dispatched a message, and this job takes its end, or the due time"
+        " if that is later. So lateness may be up to a second too large, and the journal cannot show whether a message"
+        " was early."
     ),
     "when_read": (
         "the time of a dispatch is when the dispatcher that copies the journal (--index) has read it. So lateness is an"
@@ -225,7 +226,7 @@ def _percent(share: float) -> str:
 
 def _lateness(each: Summary, name: str) -> str:
     """Return a lateness, marked as a bound if the times of dispatches are not exact."""
-    bound = "≥ " if each.counts["to_second"] else "≤ " if each.counts["when_read"] else ""
+    bound = "≤ " if each.counts["to_second"] or each.counts["when_read"] else ""
     value = each.lateness[name]
     return _NOTHING if value is None else bound + _duration(value)
 
