@@ -28,6 +28,8 @@ CONF = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": QUICK_JVM,
     "spark.starvation.timeout": "1s",
+    # So that a test can search it.
+    "spark.eventLog.compress": "false",
 }
 
 

@@ -35,6 +35,7 @@ class StreamedLadder:
     bootstrap: str
     connector: str
     folder: Path
+    master: str = "local[2]"
     partitions: int = 2
     ladder: str = field(default_factory=lambda: f"streamed-{uuid4().hex[:8]}")
     #: How the job connects, if not as the tests do.
@@ -103,8 +104,8 @@ class StreamedLadder:
         return {"ladder": self.ladder, "partitions": self.partitions, "confirm_timeout": 60}
 
     def _submit(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [str(HOME / "bin/spark-submit"), "--master", "local[2]", "--jars", self.connector]
-        for name, value in {**CONF, "spark.driver.memory": "1g"}.items():
+        command = [str(HOME / "bin/spark-submit"), "--master", self.master, "--jars", self.connector]
+        for name, value in {**CONF, "spark.driver.memory": "1g", "spark.cores.max": "2"}.items():
             command += ["--conf", f"{name}={value}"]
         events = self.folder / "events"
         events.mkdir(exist_ok=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from sqlalchemy.engine import make_url
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
@@ -396,8 +397,10 @@ def test_a_cluster_schedules_a_file_and_shows_the_secret_of_its_connection_nowhe
         ledger.migrate()
         pq.write_table(as_table([{"payload": f"row {n}", "due": DUE} for n in range(500)]), tmp_path / "rows.parquet")
         (tmp_path / "events").mkdir()
-        extra = {"ledger_url": url, "max_payload_bytes": 6}
-        connection = {"conn_type": "delay", "password": "planted-s3cret", "extra": {**extra, "note": "planted-s3cret"}}
+        # The server trusts its clients, and so takes any password.
+        with_password = make_url(url).set(password="planted-s3cret").render_as_string(hide_password=False)
+        extra = {"ledger_url": with_password, "max_payload_bytes": 6}
+        connection = {"conn_type": "delay", "password": "planted-s3cret", "extra": extra}
         settings = {**CONF, "spark.eventLog.enabled": "true", "spark.eventLog.dir": (tmp_path / "events").as_uri()}
         command = ["spark-submit", "--master", cluster.url]
         command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
@@ -426,4 +429,5 @@ def test_a_cluster_schedules_a_file_and_shows_the_secret_of_its_connection_nowhe
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {file.parts[len(tmp_path.parts)] for file in written} >= {"events", "rejects", "report"}
     shown = [ended.stdout, ended.stderr, *(file.read_text(errors="replace") for file in written)]
+    assert any("SparkListenerApplicationStart" in text for text in shown), "the event log can be read"
     assert [text[:200] for text in shown if "planted-s3cret" in text] == []

@@ -184,6 +184,9 @@ def test_no_secret_is_in_anything_that_spark_shows(
     for part in ("page-", "events", "rejects", *(["stderr"] if cluster else [])):
         assert any(part in str(each) and content for each, content in contents.items()), part
     assert any(b"sasl.jaas.config" in content for content in contents.values())
+    assert any(b"SparkListenerApplicationStart" in content for content in contents.values()), (
+        "the event log is readable"
+    )
     assert [str(each) for each, content in contents.items() if USERS["admin"].encode() in content] == []
     kept = [] if cluster is None else cluster.executor_files("kafka-*.properties")
     assert (len(kept) > 0) is (cluster is not None)

@@ -40,7 +40,6 @@ def test_a_password_is_nowhere_to_be_found(postgres_url: str, tmp_path: Path):
         "spark.ui.port": "0",
         "spark.driver.bindAddress": HOST,
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.compress": "false",
         "spark.eventLog.dir": f"file://{events}",
         "spark.log.level": "INFO",
         "spark.local.dir": str(spark_home),
