@@ -285,8 +285,8 @@ def translate(
             reach=Reach.CHANNEL if code == KafkaError.TOPIC_AUTHORIZATION_FAILED else Reach.BROKER,
         )
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-        others = f"dispatchers of another kind (plain, or on Spark) serve {config.topology.prefix}"
-        return BrokerError(f"{config.name}: {others}; stop them, and this one continues")
+        others = "dispatchers of another kind (plain, or on Spark) serve"
+        return BrokerError(f"{config.name}: {others} {config.topology.prefix}; stop them, and this one continues")
     if code in MISSING:
         return UnknownChannelError("channel", f"{what}{text}", "create the topic, or correct its name")
     if code in UNFIT:

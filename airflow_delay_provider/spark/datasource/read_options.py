@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError
+from airflow_delay_provider.spark.datasource.options import require_known
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
@@ -67,26 +68,23 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """Return checked options; refuse unknown ones, and those that do not fit the table."""
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = given.keys() - {name.lower() for name in _KNOWN}
-        if unknown:
-            raise ConfigurationError(f"{min(unknown)}: this option is unknown; use one of {', '.join(_KNOWN)}")
+        given = require_known(options, _KNOWN, of="spark.read")
         table = _choice("table", Table, given.get("table", Table.MESSAGES))
         for name in _OF_JOURNAL:
-            if table is not Table.JOURNAL and name.lower() in given:
+            if table is not Table.JOURNAL and name in given:
                 raise ConfigurationError(f"{name}: is an option of the journal; add option table=journal, or leave it")
         return cls(
-            connection=given.get("connection") or None,
-            connection_file=given.get("connectionfile") or None,
-            hold=given.get("hold") or None,
+            connection=given.get("connection"),
+            connection_file=given.get("connectionFile"),
+            hold=given.get("hold"),
             table=table,
             columns=tuple(each.strip() for each in given.get("columns", "").split(",") if each.strip()),
             partitions=_partitions(given.get("partitions")),
-            after=given.get("after") or None,
-            until=given.get("until") or None,
-            on_gap=_choice("onGap", OnGap, given.get("ongap", OnGap.FAIL)),
+            after=given.get("after"),
+            until=given.get("until"),
+            on_gap=_choice("onGap", OnGap, given.get("onGap", OnGap.FAIL)),
             copied=_flag("copied", given.get("copied", "false")),
-            retention_days=_days(given.get("retentiondays")),
+            retention_days=_days(given.get("retentionDays")),
         )
 
     def select(self, known: Mapping[str, str]) -> dict[str, str]:

@@ -162,7 +162,7 @@ def test_large_payloads_come_in_small_batches(ledger: Ledger, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"tabel": "journal"}, "tabel: this option is unknown; use one of connection, "),
+        ({"tabel": "journal"}, "tabel: spark.read has no such option; use one of connection, "),
         ({"table": "queue"}, "table: 'queue' is unknown; use one of messages, journal"),
         ({"columns": "id,secret"}, "columns: 'secret' is no column of table messages; use some of id, channel"),
         ({"partitions": "0"}, "partitions: '0' is not a number of partitions; use 1 to 10000"),
