@@ -89,7 +89,7 @@ def crash_after(function_name: str, crash: Crash, *, when: Callable[[Any], bool]
 def arm_embedded(step: str, crash: Crash, ledger: Ledger) -> None:
     """Patch the crash into the transaction that delivers here."""
     if step == "after_take":
-        crash_after("take", crash)
+        crash_after("lock_free_rows", crash)
     elif step == "after_mark":
         crash_after("_mark", crash)
     elif step == "after_publish":

@@ -78,8 +78,9 @@ with DAG(dag_id="short_waits", schedule=None):
     )
 
 
-with DAG(dag_id="bad_input", schedule=None, default_args={"retries": 3}):
-    ScheduleMessageOperator(task_id="no_zone", channel="bad", payload="x", deliver_at="2030-01-01T00:00:00")
+# A template, because a constant mistake is an import error.
+with DAG(dag_id="bad_input", schedule=None, default_args={"retries": 3}, params={"deliver_at": "2030-01-01T00:00:00"}):
+    ScheduleMessageOperator(task_id="no_zone", channel="bad", payload="x", deliver_at="{{ params.deliver_at }}")
 
 
 with DAG(dag_id="killed", schedule=None):

@@ -10,7 +10,8 @@ from typing import Any
 from pyspark.sql.datasource import Filter
 from pyspark.sql.types import StructType
 
-from airflow_delay_provider.spark.datasource.source import DelayDataSource, DelayReader
+from airflow_delay_provider.spark.datasource.reader import DelayReader
+from airflow_delay_provider.spark.datasource.source import DelayDataSource
 
 NAME = "ledger"
 
