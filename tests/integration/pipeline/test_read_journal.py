@@ -214,8 +214,5 @@ def test_positions_in_the_wrong_order_are_refused(
 
 @pytest.mark.parametrize("given", ["", "yesterday", "[]", '{"journal": "x"}', '{"journal": 1, "numbers": "a"}'])
 def test_a_text_that_is_no_position_is_refused(options: dict[str, str], given: str) -> None:
-    if not given:
-        assert read_rows(**options, after=given) == []
-        return
-    with pytest.raises(ConfigurationError, match=r"after: .* is no position; use one that journal_end"):
+    with pytest.raises(ConfigurationError, match=r"after: (is empty|.* is no position; use one that journal_end)"):
         read_rows(**options, after=given)
