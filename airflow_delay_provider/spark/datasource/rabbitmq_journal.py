@@ -26,7 +26,7 @@ from airflow_delay_provider.brokers.rabbitmq.journal_stream import (
 )
 from airflow_delay_provider.domain.clock import EPOCH, ceil_ms, floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
-from airflow_delay_provider.domain.lifecycle import JournalEntry
+from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, JournalEntry
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, accepted
 from airflow_delay_provider.spark.datasource.journal import JournalTable, TimeSource, make_journal_batch
@@ -104,7 +104,8 @@ class RabbitMQJournal(JournalTable):
             "change": [entry.change for entry in entries],
             "at_ms": [_known_at_ms(entry) for entry in entries],
             "deliver_at_ms": [ceil_ms(entry.deliver_at) for entry in entries],
-            "reason": [entry.reason for entry in entries],
+            # ``time_source`` says that a time is unknown.
+            "reason": [None if entry.reason == TIME_UNKNOWN else entry.reason for entry in entries],
             "position": [entry.position for entry in entries],
             "time_source": [_time_source(pending) for pending in page],
             "connection": self.section.connection.conn_id,
