@@ -710,7 +710,8 @@ def test_consumers_share_the_partitions_of_a_topic_and_get_each_message_once(sce
         wait_for(have_shared, what="they share the partitions", interval=0.2)
         looks = one.looks, two.looks
         wait_for(lambda: one.looks > looks[0] + 1 and two.looks > looks[1] + 1, what="both look")
-        messages = scene.messages(channel, 400, after=0)
+        # Without keys, a quick client may put all of them into one partition.
+        messages = [scene.message(channel, after=0, key=f"key {number}") for number in range(400)]
         scene.broker.send(messages)
         wait_for(lambda: len(one.taken) + len(two.taken) >= 400, what="all are taken")
     assert sorted([*one.taken, *two.taken]) == ids_of(messages)

@@ -322,7 +322,7 @@ def test_rows_may_name_only_the_channels_that_are_given(spark: SparkSession, inb
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ("payload string, deliver_at timestamp_ntz", "deliver_at: timestamp_ntz has no time zone; convert it"),
+        ("payload string, deliver_at timestamp_ntz", "deliver_at: timestamp_ntz has no time zone; cast it"),
         ("payload string, deliver_at date", "deliver_at: date is not timestamp or string"),
         ("payload string", "deliver_at: the column is missing; add deliver_at"),
         ("deliver_after int", "payload: the column is missing"),
