@@ -53,10 +53,6 @@ class BucketProcessor(StatefulProcessor):
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         new = sorted((frame for row in rows for frame in unpack(row.frames)), key=lambda frame: frame.position)
         if bucket == CLOCK:
-            if not self._held.exists():
-                # From now on, a timer ends with every micro-batch.
-                self._held.appendValue((b"",))
-                self._handle.registerTimer(now_ms + 1)
             frames = [*new, _clock(now_ms)]
         elif bucket < 0:
             frames = new
@@ -67,11 +63,7 @@ class BucketProcessor(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         """Release a bucket that has ended."""
         shard, bucket = key
-        now_ms = timerValues.getCurrentProcessingTimeInMs()
-        if bucket == CLOCK:
-            self._handle.registerTimer(now_ms + 1)
-        frames = [_clock(now_ms)] if bucket == CLOCK else self._release()
-        yield from _rows(shard, bucket, TIMER_TURN, frames)
+        yield from _rows(shard, bucket, TIMER_TURN, self._release())
 
     def close(self) -> None:
         """Nothing is open."""

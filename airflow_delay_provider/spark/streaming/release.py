@@ -17,6 +17,7 @@ from airflow_delay_provider.spark.streaming.frames import unpack
 from airflow_delay_provider.spark.streaming.processor import STATE_NAME, to_rung
 from airflow_delay_provider.spark.streaming.service import DispatchService, ServiceOptions
 from airflow_delay_provider.spark.streaming.sink import ShardWriter
+from airflow_delay_provider.spark.streaming.source import kafka_source
 from airflow_delay_provider.spark.streaming.stages import Batches
 from airflow_delay_provider.spark.streaming.takeover import Start
 
@@ -55,7 +56,7 @@ def _end_query(service: DispatchService, start: Start) -> Any:
             raise
     for progress in reversed(query.recentProgress):
         if progress["batchId"] + 1 == service.ended_before:
-            return json.loads(progress["sources"][0]["endOffset"])
+            return json.loads(kafka_source(progress)["endOffset"])
     raise BrokerError("the query ended without telling what it has read; run --release again")
 
 

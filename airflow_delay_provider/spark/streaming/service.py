@@ -25,7 +25,7 @@ from airflow_delay_provider.spark.streaming.intake import Intake
 from airflow_delay_provider.spark.streaming.membership import Membership
 from airflow_delay_provider.spark.streaming.processor import INPUT, OUTPUT, BucketProcessor
 from airflow_delay_provider.spark.streaming.routing import Routing
-from airflow_delay_provider.spark.streaming.source import source_options
+from airflow_delay_provider.spark.streaming.source import kafka_source, read_clock, source_options
 from airflow_delay_provider.spark.streaming.stages import COLUMNS, SUMMARY, make_intake, make_sink
 from airflow_delay_provider.spark.streaming.takeover import Start, Takeover
 from airflow_delay_provider.spark.streaming.watermarks import PartitionId, Watermarks
@@ -131,6 +131,7 @@ class DispatchService:
             .load()
             .select(*COLUMNS)
             .mapInArrow(make_intake(intake), INPUT)
+            .unionByName(read_clock(self._spark))
         )
         due = frames.groupBy("shard", "bucket").transformWithState(
             statefulProcessor=BucketProcessor(topology, options.routing),
@@ -233,7 +234,7 @@ class Figures:
         if late:
             parts.append(f"late p50 {late[len(late) // 2]} ms, p99 {late[len(late) * 99 // 100]} ms, max {late[-1]} ms")
         if progress is not None:
-            source, operators = progress["sources"][0], progress["stateOperators"]
+            source, operators = kafka_source(progress), progress["stateOperators"]
             parts.append(f"behind {(source['metrics'] or {}).get('maxOffsetsBehindLatest', '?')} records")
             parts.append(f"waiting in {operators[0]['numRowsTotal'] if operators else 0} state rows")
             parts.append(f"micro-batch {progress['batchId']} took {progress['durationMs'].get('triggerExecution')} ms")

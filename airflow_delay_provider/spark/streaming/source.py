@@ -1,4 +1,4 @@
-"""The options with which Spark reads the topics of a ladder."""
+"""What Spark reads: the topics of a ladder, and a clock that makes micro-batches follow each other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkContext, SparkFiles
+from pyspark.sql import DataFrame, SparkSession
 
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
 from airflow_delay_provider.brokers.kafka.reader import PartitionId
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.inbox.java_client import JavaClientSettings
 from airflow_delay_provider.spark.inbox.secret_file import settings_from_file
+from airflow_delay_provider.spark.streaming.routing import CLOCK
 
 #: Settings of Java's producer, which a consumer does not have.
 _OF_PRODUCERS = {
@@ -55,6 +58,21 @@ def source_options(
             "includeHeaders": "true",
             "failOnDataLoss": "true",
         }
+
+
+def read_clock(spark: SparkSession) -> DataFrame:
+    """Return one row of the clock in each micro-batch.
+
+    Spark looks at timers in a micro-batch only. After a start it begins the first one when there is something to read:
+    without a clock, waiting messages would be delivered only once another one is scheduled.
+    """
+    clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "1").option("numPartitions", "1")
+    return clock.load().selectExpr("0 AS shard", f"CAST({CLOCK} AS LONG) AS bucket", "CAST('' AS BINARY) AS frames")
+
+
+def kafka_source(progress: Any) -> Any:
+    """Return the part of the progress of a query that is about the topics."""
+    return next(source for source in progress["sources"] if "Kafka" in source["description"])
 
 
 @contextmanager

@@ -71,7 +71,10 @@ class StreamedLadder:
     def run(self, *arguments: str) -> tuple[int, str]:
         """Run the job to its end; return its exit code and what it wrote."""
         before = len(self.log)
-        return self._submit(*arguments).wait(SECONDS), self.log[before:]
+        self.process = self._submit(*arguments)
+        code = self.process.wait(SECONDS)
+        self.process = None
+        return code, self.log[before:]
 
     def kill(self) -> None:
         """Kill -9 driver and executors."""
