@@ -10,7 +10,8 @@ from airflow_delay_provider.domain.arguments import OnConflict, OnPast, parse_ch
 from airflow_delay_provider.domain.exceptions import ConfigurationError, InvalidMessageError
 from airflow_delay_provider.domain.message import require_channel
 
-DEFAULT_BATCH_SIZE = 1000
+#: Each batch ends with a wait for its last confirmation, in which the task does nothing else.
+DEFAULT_BATCH_SIZE = 5000
 
 
 class OnRejects(StrEnum):

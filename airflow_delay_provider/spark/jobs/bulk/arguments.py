@@ -141,7 +141,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         help="if a time has passed: deliver at once (default), or reject the row (fail)",
     )
     group.add_argument("--id-prefix", default="", help="part of each derived id, such as a date or a run id")
-    group.add_argument("--batch-size", type=int, help="rows that are scheduled at once; default: 1000")
+    group.add_argument("--batch-size", type=int, help="rows that are scheduled at once; default: 5000")
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:

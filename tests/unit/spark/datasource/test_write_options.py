@@ -14,7 +14,7 @@ def test_without_options_rejects_fail_and_ids_are_kept():
         OnPast.DELIVER,
         OnRejects.FAIL,
     )
-    assert (options.batch_size, options.id_prefix, options.rejects) == (1000, "", None)
+    assert (options.batch_size, options.id_prefix, options.rejects) == (5000, "", None)
 
 
 def test_names_of_options_are_case_insensitive():
