@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from psycopg.types.array import ListBinaryDumper
 
 from airflow_delay_provider.brokers.ledger.records import row_of
 from airflow_delay_provider.domain.lifecycle import Change, State
@@ -147,6 +149,36 @@ class BarePostgres(Bare):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         connection.autocommit = True
+        connection.adapters.register_dumper(list, ListBinaryDumper)
+        self._types: dict[str, str] = {}
+
+    def unnest(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Store rows with one statement that has an array for each column."""
+        types = self._column_types()
+        arrays = ", ".join(f"%s::{types[name]}[]" for name in columns)
+        names = ", ".join(columns)
+        self._connection.execute(
+            f"INSERT INTO delay_scheduled_message ({names}) SELECT * FROM unnest({arrays})",
+            [list(values) for values in zip(*rows, strict=True)],
+        )
+
+    def copy(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Store rows with COPY in its binary format."""
+        types = self._column_types()
+        text = f"COPY delay_scheduled_message ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)"
+        with self._connection.cursor() as cursor, cursor.copy(text) as copy:
+            copy.set_types([types[name] for name in columns])
+            for row in rows:
+                copy.write_row(row)
+
+    def _column_types(self) -> dict[str, str]:
+        if not self._types:
+            found = self._connection.execute(
+                "SELECT column_name, data_type FROM information_schema.columns"
+                " WHERE table_name = 'delay_scheduled_message'"
+            )
+            self._types = {name: "varchar" if kind == "character varying" else kind for name, kind in found}
+        return self._types
 
     def _translate(self, statement: str) -> str:
         named = re.sub(r":(\w+)", r"%(\1)s", statement)
@@ -160,6 +192,14 @@ class BarePostgres(Bare):
 def open_bare(database_name: str, connection: Any) -> Bare:
     """Return the bare SQL of a database."""
     return {"sqlite": BareSqlite, "postgresql": BarePostgres}[database_name](connection)
+
+
+def inserts_of(database_name: str) -> dict[str, Callable[..., None]]:
+    """Return the ways of storing many rows with one commit: methods of what :func:`open_bare` returns."""
+    ways: dict[str, Callable[..., None]] = {"bare insert": Bare.insert}
+    if database_name == "postgresql":
+        ways |= {"bare unnest": BarePostgres.unnest, "bare COPY": BarePostgres.copy}
+    return ways
 
 
 def rows_of(messages: Sequence[Message], *, now_ms: int) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -21,11 +21,13 @@ from benchmarks.results import show
 Rates = Mapping[str, Sequence[float]]
 LATENESS_MS = 100
 SCHEDULE = f"rate: {kafka_schedule.OURS} / {kafka_schedule.RAW}"
+SAME = f"rate: {kafka_schedule.OURS} / {kafka_schedule.RAW_SAME}"
 COMPOSED = f"rate: {kafka_schedule.COMPOSED} / {kafka_schedule.RAW}"
 DISPATCH = f"rate: {kafka_dispatch.OURS} / {kafka_dispatch.RAW}"
 TWO = f"rate: {kafka_dispatch.TWO} / {kafka_dispatch.OURS}"
 AIMS = (
     Aim(name=SCHEDULE, value=0.8),
+    Aim(name=SAME, value=0.5),
     Aim(name=DISPATCH, value=0.3, store=STORE),
     *(Aim(name=f"{rate}/s, {SEEN}, p99", value=LATENESS_MS, most=True) for rate in RATES),
 )
@@ -34,6 +36,7 @@ AIMS = (
 def add_ratios(results: Results, *, schedule: Rates, dispatch: Rates) -> None:
     """Add the ratios that are aimed at, each with its spread over the repeats."""
     _add_ratio(results, SCHEDULE, schedule, kafka_schedule.OURS, kafka_schedule.RAW)
+    _add_ratio(results, SAME, schedule, kafka_schedule.OURS, kafka_schedule.RAW_SAME)
     _add_ratio(results, COMPOSED, schedule, kafka_schedule.COMPOSED, kafka_schedule.RAW)
     _add_ratio(results, DISPATCH, dispatch, kafka_dispatch.OURS, kafka_dispatch.RAW)
     _add_ratio(results, TWO, dispatch, kafka_dispatch.TWO, kafka_dispatch.OURS)

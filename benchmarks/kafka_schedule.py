@@ -12,9 +12,10 @@ from uuid import uuid4
 from confluent_kafka import KafkaException, Producer
 
 from airflow_delay_provider.brokers.kafka import header_protocol as protocol
+from airflow_delay_provider.brokers.kafka import wire
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.port import Outcome
-from airflow_delay_provider.domain.clock import ceil_ms
+from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
 from airflow_delay_provider.domain.message import Message
 from benchmarks.kafka_node import PAYLOAD_BYTES, STORE, Node, config_of, read_all
 from benchmarks.measurement import Results, expect, rate, say
@@ -27,6 +28,8 @@ OURS, COMPOSED = "schedule", "schedule, messages composed inside"
 #: As safe as ours: confirmed by all replicas in sync, and each record once.
 CONFIRMED = {"acks": "all", "enable.idempotence": True}
 RAW, RAW_HEADERS = "raw produce", "raw produce with headers that schedule"
+#: Key, value and partition of each record are those that we write.
+RAW_SAME = "raw produce of the same bytes"
 Batch = Sequence[tuple[bytes, datetime]]
 
 
@@ -74,6 +77,18 @@ def _ways(node: Node, broker: KafkaBroker, channel: str) -> dict[str, Callable[[
         items = [(str(uuid4()), payload, ceil_ms(due)) for payload, due in batch]
         return lambda: raw.request(broker.topology.inbox, channel, items)
 
+    def prepare_same(batch: Batch) -> Callable[[], object]:
+        now_ms, topology = floor_ms(datetime.now(UTC)), broker.topology
+        records = [
+            (
+                wire.encode_envelope(message, now_ms=now_ms),
+                wire.encode_key(ceil_ms(message.deliver_at), message.id),
+                topology.partition_of(message.key, message.id),
+            )
+            for message in compose(batch)
+        ]
+        return lambda: raw.copy(topology.inbox, records)
+
     def prepare_ours(batch: Batch) -> Callable[[], object]:
         messages = compose(batch)
         return lambda: schedule(messages)
@@ -81,7 +96,13 @@ def _ways(node: Node, broker: KafkaBroker, channel: str) -> dict[str, Callable[[
     def prepare_composed(batch: Batch) -> Callable[[], object]:
         return lambda: schedule(compose(batch))
 
-    return {RAW: prepare_raw, RAW_HEADERS: prepare_headers, OURS: prepare_ours, COMPOSED: prepare_composed}
+    return {
+        RAW: prepare_raw,
+        RAW_SAME: prepare_same,
+        RAW_HEADERS: prepare_headers,
+        OURS: prepare_ours,
+        COMPOSED: prepare_composed,
+    }
 
 
 def _run(prepare: Callable[[Batch], Callable[[], object]], n: int) -> float:
@@ -105,6 +126,14 @@ class RawProducer:
             produce(topic, payload, on_delivery=note)
         self._producer.flush(60)
         expect("delivery reports", self._reported, len(payloads))
+
+    def copy(self, topic: str, records: Sequence[tuple[bytes, bytes, int]]) -> None:
+        """Produce values, keys and partitions."""
+        self._reported, produce, note = 0, self._producer.produce, self._note
+        for value, key, partition in records:
+            produce(topic, value, key, partition, note)
+        self._producer.flush(60)
+        expect("delivery reports", self._reported, len(records))
 
     def request(self, inbox: str, channel: str, items: Sequence[tuple[str, bytes, int]]) -> None:
         """Schedule by headers, like any Kafka producer: id, payload and due time."""

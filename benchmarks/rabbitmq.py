@@ -30,7 +30,7 @@ class Sizes:
     """How much is measured."""
 
     publish_messages: int = 10_000
-    kombu_messages: int = 300
+    single_messages: int = 300
     publish_repeats: int = 5
     delivery_seconds: float = 5.0
     delivery_repeats: int = 2
@@ -39,7 +39,7 @@ class Sizes:
 
 QUICK = Sizes(
     publish_messages=1_000,
-    kombu_messages=50,
+    single_messages=50,
     publish_repeats=1,
     delivery_seconds=0.5,
     delivery_repeats=1,
@@ -59,7 +59,7 @@ def run(node: Node, sizes: Sizes) -> tuple[Results, float]:
             methods,
             found,
             messages=sizes.publish_messages,
-            kombu_messages=sizes.kombu_messages,
+            single_messages=sizes.single_messages,
             repeats=sizes.publish_repeats,
         )
         idle_share = node.idle_share(sizes.idle_seconds)

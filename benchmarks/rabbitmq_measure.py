@@ -22,7 +22,7 @@ from airflow_delay_provider.domain.message import Message
 from benchmarks.databases import PAYLOAD_BYTES
 from benchmarks.lateness import PERCENTILES
 from benchmarks.measurement import Results, ServerProcess, expect, percentile, rate, say
-from benchmarks.rabbitmq_methods import BINARY, KOMBU, OFF, ON, RAW, STORE, Method, Methods
+from benchmarks.rabbitmq_methods import BINARY, OFF, ON, ONE_BY_ONE, RAW, STORE, Method, Methods
 from tests.ladder_path import path_of
 from tests.rabbits import URL_VARIABLE
 from tools.servers.rabbitmq import RabbitMQ
@@ -66,7 +66,7 @@ WARM_UP = 100
 
 
 def measure_rates(
-    node: Node, methods: Methods, results: Results, *, messages: int, kombu_messages: int, repeats: int
+    node: Node, methods: Methods, results: Results, *, messages: int, single_messages: int, repeats: int
 ) -> dict[str, list[float]]:
     """Publish with every method in turn, and return all rates by method."""
     for method in methods:
@@ -77,7 +77,7 @@ def measure_rates(
     for repeat in range(repeats):
         say(f"publish: {messages} messages each, repeat {repeat + 1}/{repeats}")
         for method in methods:
-            n = kombu_messages if method.name == KOMBU else messages
+            n = single_messages if method.name in ONE_BY_ONE else messages
             found, used = _publish_all(node, method, n)
             methods.empty(method, expected=n)
             rates.setdefault(method.name, []).append(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import kombu
@@ -35,10 +35,21 @@ RAW = "raw publish"
 RAW_HEADERS = "raw publish with our headers"
 OFF = "ours, journal off"
 ON = "ours, journal on"
+ONE = "ours, journal on, one by one"
 BINARY = "binary ladder"
 KOMBU = "kombu, one by one"
 
-_NAMES = {RAW: "raw", RAW_HEADERS: "headers", OFF: "unjournaled", ON: "journaled", BINARY: "binary", KOMBU: "kombu"}
+_NAMES = {
+    RAW: "raw",
+    RAW_HEADERS: "headers",
+    OFF: "unjournaled",
+    ON: "journaled",
+    ONE: "single",
+    BINARY: "binary",
+    KOMBU: "kombu",
+}
+#: So slow that they get fewer messages.
+ONE_BY_ONE = frozenset({ONE, KOMBU})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +104,7 @@ def open_methods(url: str) -> Iterator[Methods]:
             _raw(connection, RAW, _minimal(_channel(RAW))),
             _raw(connection, RAW_HEADERS, _with_our_headers(_channel(RAW_HEADERS))),
             *(_ours(broker, name) for name, broker in ours.items()),
+            _ours_one_by_one(ours[ON]),
             _binary(connection),
             _kombu(kombu_connection),
         ]
@@ -134,6 +146,17 @@ def _ours(broker: RabbitMQBroker, name: str) -> Method:
         ladder=broker.topology.ladder,
         relays=1,
     )
+
+
+def _ours_one_by_one(broker: RabbitMQBroker) -> Method:
+    """A call for each message, as kombu does it."""
+    batched = _ours(broker, ONE)
+
+    def publish(messages: Sequence[Message]) -> None:
+        for message in messages:
+            broker.schedule([message])
+
+    return replace(batched, publish=publish)
 
 
 def _binary(connection: AmqpConnection) -> Method:

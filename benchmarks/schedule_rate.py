@@ -1,4 +1,4 @@
-"""How fast messages enter the ledger, beside the bare insert of the same rows."""
+"""How fast messages enter the ledger, beside bare inserts of the same rows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from datetime import UTC, datetime, timedelta
 from airflow_delay_provider.brokers.ledger.database import Ledger
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.message import Message
-from benchmarks.bare import open_bare, rows_of
+from benchmarks.bare import inserts_of, open_bare, rows_of
 from benchmarks.databases import PAYLOAD_BYTES, Database
 from benchmarks.ledger_checks import expect_ledger
 from benchmarks.measurement import Results, expect, rate, say
 
 BATCH = 1000
+LEDGER = "schedule"
 
 
 def measure(databases: Sequence[Database], results: Results, *, messages: int, singles: int, repeats: int) -> None:
-    """Schedule in batches and one by one, each beside the bare insert."""
+    """Schedule in batches and one by one, each beside bare inserts."""
     for label, n, batch in (("in batches of 1000", messages, BATCH), ("one by one", singles, 1)):
         rates: dict[tuple[str, str], list[float]] = {}
         for repeat in range(repeats):
             say(f"schedule {label}: {n} messages, repeat {repeat + 1}/{repeats}")
             for database in databases:
-                rates.setdefault((database.name, "ledger"), []).append(_ledger_rate(database, n, batch))
-                rates.setdefault((database.name, "bare"), []).append(_bare_rate(database, n, batch))
-        for database in databases:
-            ledger, bare = rates[(database.name, "ledger")], rates[(database.name, "bare")]
-            base = f"bare insert {label}"
-            results.add(database.name, f"schedule {label}", ledger, "messages/s", ratio_to=base, base=bare)
-            results.add(database.name, base, bare, "messages/s")
+                rates.setdefault((database.name, LEDGER), []).append(_ledger_rate(database, n, batch))
+                for way in inserts_of(database.name):
+                    rates.setdefault((database.name, way), []).append(_bare_rate(database, n, batch, way))
+        for (name, way), values in rates.items():
+            results.add(name, f"{way} {label}", values, "messages/s")
+            if way != LEDGER:
+                shares = [mine / its for mine, its in zip(rates[name, LEDGER], values, strict=True)]
+                results.add(name, f"rate: {LEDGER} / {way}, {label}", shares, "times")
 
 
 def _ledger_rate(database: Database, n: int, batch: int) -> float:
@@ -44,10 +46,11 @@ def _ledger_rate(database: Database, n: int, batch: int) -> float:
     return found
 
 
-def _bare_rate(database: Database, n: int, batch: int) -> float:
+def _bare_rate(database: Database, n: int, batch: int, way: str) -> float:
     batches = [rows_of(messages, now_ms=0) for messages in _batches(n, batch)]
     with database.fresh() as url, closing(open_bare(database.name, database.connect(url))) as bare:
-        found = rate(n, lambda: [bare.insert(columns, rows) for columns, rows in batches])
+        insert = inserts_of(database.name)[way]
+        found = rate(n, lambda: [insert(bare, columns, rows) for columns, rows in batches])
         expect("rows of the bare insert", bare.count_messages(), n)
     return found
 

@@ -4,6 +4,8 @@ Expected before measuring: a message waits for the end of its bucket (0.25 s on 
 of its duration), and for that micro-batch. A micro-batch has a fixed cost of a second or so on two cores, which more
 messages hardly raise; the plain dispatcher has none. So Spark is a second or more late at any rate, and the rate at
 which it falls behind grows with executors, which the plain dispatcher's does only with more dispatchers.
+
+Late is what a reader of committed records sees: the time at which it gets a message, minus the due time.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def _measure_bulk(node: Node, results: Results, sizes: Sizes, *, job: Job | None
     calm = [each for each in seen if not _is_disturbed(each, kills)]
     _add_lateness(results, store, "bulk, all", seen)
     _add_lateness(results, store, "bulk, away from kills", calm)
-    first, last = min(each.deliver_at for each in seen), max(each.written_at for each in seen)
+    first, last = min(each.deliver_at for each in seen), max(each.seen_at for each in seen)
     results.add(store, "bulk, delivered", [sizes.messages / max(0.001, (last - first) / 1000)], "messages/s")
 
 
@@ -194,16 +196,16 @@ def _produce(settings: Mapping[str, Any], channel: str, messages: int, rate: int
 
 def _growth(seen: Sequence[Seen]) -> float:
     """Return how much later the median message of the last third is than that of the first."""
-    late = [each.written_at - each.deliver_at for each in sorted(seen, key=lambda each: each.deliver_at)]
+    late = [each.seen_at - each.deliver_at for each in sorted(seen, key=lambda each: each.deliver_at)]
     third = max(1, len(late) // 3)
-    return percentile([*map(float, late[-third:])], 0.5) - percentile([*map(float, late[:third])], 0.5)
+    return percentile(late[-third:], 0.5) - percentile(late[:third], 0.5)
 
 
 # -- pieces ----------------------------------------------------------------------------------------------------------
 
 
 def _add_lateness(results: Results, store: str, name: str, seen: Sequence[Seen]) -> None:
-    values = [float(each.written_at - each.deliver_at) for each in seen]
+    values = [each.seen_at - each.deliver_at for each in seen]
     for label, part in {"p50": 0.5, "p99": 0.99, "max": 1.0}.items():
         if values:
             results.add(store, f"{name}, late {label}", [percentile(values, part)], "ms")
@@ -225,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write CSV; 1 when a message was lost or early."""
     from dataclasses import replace
 
-    from benchmarks import results
+    from benchmarks import results, streaming_report
 
     parser = results.parser("streaming", "Measure the dispatcher on Spark beside the plain one.")
     parser.add_argument("--messages", type=int, help="how many messages wait while the job is killed")
@@ -250,6 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
         software = {"kafka": node.version(), "pyspark": version("pyspark")}
     results.write_csv(folder / "streaming.csv", found.measurements)
     results.write_machine(folder / "streaming_machine.json", software, quick=options.quick, load_at_begin=load_at_begin)
+    streaming_report.draw(found, folder)
     results.print_table("Dispatcher on Spark", found.measurements)
     say(f"no message was lost or early; {time.monotonic() - begin:.0f} s; results in {folder}")
     return 0

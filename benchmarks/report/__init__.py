@@ -32,7 +32,7 @@ def ledger_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any
     )
     return {
         "ledger machine": _machine_line(measurements, machine, software),
-        "ledger rates": _table(measurements, lambda m: m.unit in _RATES),
+        "ledger rates": _table(measurements, lambda m: m.unit in (*_RATES, "times")),
         "ledger statements": _table(measurements, lambda m: m.unit == "statements/message"),
         "ledger lateness": _table(measurements, lambda m: m.unit == "ms"),
         "ledger lookups": _table(measurements, lambda m: m.unit == "us"),
@@ -55,6 +55,24 @@ def rabbitmq_tables(measurements: Sequence[Measurement], machine: Mapping[str, A
         "rabbitmq rates": table("messages/s"),
         "rabbitmq cpu": table("us/message", "hops/message"),
         "rabbitmq lateness": table("ms", "published/s"),
+    }
+
+
+def lateness_job_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables about the lateness job by their names."""
+    software = (
+        f"PostgreSQL {machine['postgresql']}, Spark {machine['spark']} with {machine['job_cores']} cores and a JVM of"
+        f" {machine['driver_memory']}, {machine['rows']} journal entries on two days"
+    )
+    days = dict.fromkeys(m.name.partition(": ")[0] for m in measurements)
+    found = {tuple(m.name.partition(": ")[::2]): m for m in measurements}
+    lines = [f"| | {' | '.join(days)} |", f"|---|{'---:|' * len(days)}"]
+    for what in dict.fromkeys(name for _, name in found):
+        cells = (f"{show(found[day, what].value)} {found[day, what].unit}" for day in days)
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return {
+        "lateness job machine": _machine_line(measurements, machine, software),
+        "lateness job": "\n".join(lines),
     }
 
 

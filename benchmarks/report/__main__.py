@@ -7,8 +7,9 @@ from pathlib import Path
 from benchmarks.api_report import api_tables
 from benchmarks.kafka_report import kafka_tables
 from benchmarks.pipeline_report import pipeline_tables
-from benchmarks.report import fill, ledger_tables, rabbitmq_tables
+from benchmarks.report import fill, lateness_job_tables, ledger_tables, rabbitmq_tables
 from benchmarks.results import FOLDER, read_csv, read_machine
+from benchmarks.streaming_report import streaming_tables
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
@@ -18,6 +19,8 @@ TABLES = {
     "kafka": kafka_tables,
     "api": api_tables,
     "pipeline": pipeline_tables,
+    "streaming": streaming_tables,
+    "lateness_job": lateness_job_tables,
 }
 
 for name, tables_of in TABLES.items():

@@ -30,7 +30,7 @@ def test_an_absent_option_is_a_default():
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"path": "/data"}, "path: this option is unknown"),
+        ({"path": "/data"}, "path: spark.read has no such option; use one of connection, connectionFile"),
         ({"table": "journal", "onGap": "skip"}, "onGap: 'skip' is unknown; use one of fail, continue"),
         ({"partitions": "two"}, "partitions: 'two' is not a number of partitions"),
         ({"table": "journal", "retentionDays": "-1"}, "retentionDays: '-1' is not a number of days"),
