@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from airflow_delay_provider.brokers.ledger import projection
-from airflow_delay_provider.brokers.port import NeedsDispatcher
+from airflow_delay_provider.brokers.port import NeedsDispatcher, is_full_page
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
@@ -53,7 +53,7 @@ class ProjectJournal:
         # What needs a dispatcher is measured by that dispatcher.
         if not isinstance(broker, NeedsDispatcher):
             self._report(applied.dispatched)
-        return 0.0 if len(entries) == PAGE else interval
+        return 0.0 if is_full_page(entries, PAGE) else interval
 
     def close(self) -> None:
         """Close the broker; the next run opens it again."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from airflow_delay_provider.brokers.port import is_full_page
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
 from airflow_delay_provider.hooks.delay import find_dispatcher_warning, ledger_id_of
@@ -116,7 +117,7 @@ class JournalTail(BrokerThread):
         self._pass_on(entry for entry in entries if entry.change in FINAL_CHANGES)
         if entries:
             self._position = entries[-1].position
-        return len(entries) == READ_AT_ONCE
+        return is_full_page(entries, READ_AT_ONCE)
 
     def fail(self, error: Exception) -> None:
         for waiters in self._waiters.values():

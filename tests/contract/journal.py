@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_delay_provider.brokers.port import Broker
+from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, Broker, size_of_entry
 from airflow_delay_provider.domain.arguments import OnConflict
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 from airflow_delay_provider.domain.message import Message
@@ -130,6 +130,23 @@ class JournalContract:
         entries = tail.wait_for(harness, messages, 20)
         assert sorted(entry.message_id for entry in entries) == sorted(message.id for message in messages)
         assert len({entry.position for entry in entries}) == 20
+
+    def test_a_page_of_large_messages_ends_before_its_limit(self, harness: BrokerHarness):
+        """What reads a journal needs memory for a page, and 1 000 large messages would be gigabytes."""
+        channel, large = harness.channel(), b"x" * 900_000
+        tail = Tail(harness.broker)
+        messages = [harness.message(channel, after=600, payload=large) for _ in range(40)]
+        harness.broker.schedule(messages)
+        pages: list[int] = []
+
+        def complete() -> bool:
+            while read := tail.read():
+                pages.append(sum(map(size_of_entry, tail.entries[-read:])))
+            return len(tail.of(messages)) >= len(messages)
+
+        harness.wait_until(complete, "all are in the journal")
+        assert sorted(entry.message_id for entry in tail.of(messages)) == sorted(message.id for message in messages)
+        assert max(pages) < JOURNAL_PAGE_BYTES + len(large)
 
     def test_messages_scheduled_after_the_end_was_read_are_found_behind_it(self, harness: BrokerHarness):
         """D11: a task takes the position first, schedules, and waits from there."""

@@ -20,6 +20,7 @@ from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.header_protocol import clean_reason
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_starts, stable_ends
 from airflow_delay_provider.brokers.kafka.wire import Envelope, encode_key
+from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
@@ -191,6 +192,7 @@ class JournalReader:
         self._tail = Reader(clients, patience_ms=100)
         self._scanner = Reader(clients)
         self._waiting: deque[tuple[EncodedEntry, Position]] = deque()
+        self._waiting_bytes = 0
         #: Up to where records were read, and the last position that was returned.
         self._read: list[tuple[int, int]] = []
         self._returned: str | None = None
@@ -206,11 +208,13 @@ class JournalReader:
             self._attach(after)
         else:
             self._fetch(limit, NEXT_SECONDS)
-        entries: list[JournalEntry] = []
-        while self._waiting and len(entries) < limit:
+        entries, room = list[JournalEntry](), JOURNAL_PAGE_BYTES
+        while self._waiting and len(entries) < limit and room > 0:
             encoded, position = self._waiting.popleft()
+            self._waiting_bytes -= len(encoded.envelope)
             if encoded.change is not None and (entry := _entry(encoded, position)) is not None:
                 entries.append(entry)
+                room -= size_of_entry(entry)
         if entries:
             self._returned = entries[-1].position
             self._memory.add(entries)
@@ -256,6 +260,7 @@ class JournalReader:
         ends = [end for _, end in self._bounds()]
         self._read, self._returned = list(start.partitions), after
         self._waiting.clear()
+        self._waiting_bytes = 0
         self._memory = RecentOutcomes(Position.parse, start)
         self._tail.start(self._offsets(start))
         deadline = time.monotonic() + FIRST_SECONDS
@@ -264,13 +269,16 @@ class JournalReader:
                 return
 
     def _fetch(self, limit: int, wait: float) -> int:
-        """Fetch until there are so many entries or no more, and return how many records came."""
+        """Fetch until there are entries for a page or no more, and return how many records came."""
         count = 0
-        while len(self._waiting) < limit and (records := list(self._tail.take(wait))):
+        while self._lacks(limit) and (records := list(self._tail.take(wait))):
             wait = 0.0
             for (_, partition), record in records:
                 count += self._keep(partition, record)
         return count
+
+    def _lacks(self, limit: int) -> bool:
+        return len(self._waiting) < limit and self._waiting_bytes < JOURNAL_PAGE_BYTES
 
     def _keep(self, partition: int, record: Message | int) -> int:
         if isinstance(record, int):
@@ -281,6 +289,7 @@ class JournalReader:
             if at > self._read[partition]:
                 self._read[partition] = at
                 self._waiting.append((encoded, Position(tuple(self._read))))
+                self._waiting_bytes += len(encoded.envelope)
         return 1
 
     def _scan(self, start: Position) -> Iterator[tuple[EncodedEntry, Position]]:

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_delay_provider.brokers.broker_held import REVERSIBLE, RecentOutcomes, keep_outcome
+from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.brokers.rabbitmq.journal_stream import (
     BEFORE_ALL,
-    PREFETCH,
+    SCAN_PAGE,
     PendingEntry,
     Position,
     StreamCursor,
@@ -26,6 +27,9 @@ from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.connection import AmqpConnection
+
+#: Payloads of dispatches that may not be true yet.
+MOST_OPEN_BYTES = 32 * 1024 * 1024
 
 
 class JournalReader:
@@ -50,6 +54,7 @@ class JournalReader:
         self._recent = RecentOutcomes(parse_position)
         #: Dispatches that may not be true yet, by position, and when they were read; those reported as refused.
         self._open: dict[Position, tuple[JournalEntry, datetime]] = {}
+        self._open_bytes = 0
         self._refused: set[Position] = set()
         #: Those of them that were found by looking back; a reader who begins again looks back again.
         self._looked_up: set[Position] = set()
@@ -66,12 +71,13 @@ class JournalReader:
             cursor = self._attach(start)
         now = self._clock.now()
         entries = self._settle(limit, now)
-        for pending in cursor.read(limit - len(entries), now):
+        room = JOURNAL_PAGE_BYTES - sum(map(size_of_entry, entries))
+        for pending in cursor.read(limit - len(entries), now, room=room):
             self._read = parse_position(pending.entry.position)
             if self._check(pending, by=now, now=now) is DispatchStatus.TAKEN:
                 entries.append(pending.entry)
             else:
-                self._open[self._read] = (pending.entry, now)
+                self._keep_open(self._read, pending.entry, by=now)
                 self._looked_up.discard(self._read)
         if entries:
             entries = self._before_open(entries)
@@ -102,7 +108,7 @@ class JournalReader:
             if status is DispatchStatus.TAKEN:
                 keep_outcome(found, entry)
             elif position not in self._open:
-                self._open[position] = (entry, by)
+                self._keep_open(position, entry, by=by)
                 self._looked_up.add(position)
         return found
 
@@ -119,21 +125,34 @@ class JournalReader:
 
     def _settle(self, limit: int, now: datetime) -> list[JournalEntry]:
         """Return what became of dispatches that were not known to be true before."""
-        entries: list[JournalEntry] = []
+        entries, room = list[JournalEntry](), JOURNAL_PAGE_BYTES
         for position, (entry, read_at) in list(self._open.items()):
-            if len(entries) >= limit:
+            if len(entries) >= limit or room <= 0:
                 break
             status = self._dispatch_check.check(entry.channel, by=read_at, now=now)
             if status is DispatchStatus.TAKEN:
                 entries.append(replace(entry, position=format_position(self._read)))
                 self._forget(position)
+                room -= size_of_entry(entry)
             elif status is DispatchStatus.IN_RELAY and position not in self._refused:
                 self._refused.add(position)
                 entries.append(_refused(entry, now, position=self._read))
+                room -= size_of_entry(entry)
         return entries
 
+    def _keep_open(self, position: Position, entry: JournalEntry, *, by: datetime) -> None:
+        self._drop_open(position)
+        # A destination may refuse messages for days: beyond a bound, they are kept without their content.
+        kept = entry if self._open_bytes < MOST_OPEN_BYTES else replace(entry, message=None)
+        self._open[position] = (kept, by)
+        self._open_bytes += size_of_entry(kept)
+
+    def _drop_open(self, position: Position) -> None:
+        if (known := self._open.pop(position, None)) is not None:
+            self._open_bytes -= size_of_entry(known[0])
+
     def _forget(self, position: Position) -> None:
-        self._open.pop(position, None)
+        self._drop_open(position)
         self._refused.discard(position)
         self._looked_up.discard(position)
 
@@ -166,7 +185,7 @@ class JournalReader:
         cursor = StreamCursor(self._open_connection(), start)
         try:
             while True:
-                entries = cursor.read(PREFETCH, self._clock.now())
+                entries = cursor.read(SCAN_PAGE, self._clock.now())
                 yield from entries
                 if not entries and cursor.offset >= last and not cursor.holds_back(wanted, up_to=last):
                     return

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.brokers.rabbitmq.dispatch_times import DispatchTimes, offset_of
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
 from airflow_delay_provider.brokers.rabbitmq.names import is_parked_exchange
@@ -25,8 +26,11 @@ from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change, Journa
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.connection import AmqpConnection
 
-PREFETCH = 1000
-ACK_EVERY = 500
+#: Records that the broker sends ahead. They carry their messages, so this is memory, too.
+PREFETCH = 100
+ACK_EVERY = 50
+#: Entries that a search for earlier outcomes reads at once.
+SCAN_PAGE = 1000
 #: How long the broker may take to push records that it has: the first ones, and more.
 FIRST_SECONDS = 0.5
 NEXT_SECONDS = 0.03
@@ -37,7 +41,7 @@ PARKED_SECONDS = 0.5
 #: A record of a parking comes at most this many records after the dispatch: both are written within milliseconds.
 LOOK_AHEAD = 1000
 #: Rounds of up to ``PREFETCH`` records in which the end of the journal is looked for.
-NEWEST_ROUNDS = 20
+NEWEST_ROUNDS = 200
 
 #: Offset in the stream, and the index among the entries of one record.
 Position = tuple[int, int]
@@ -140,16 +144,17 @@ class StreamCursor:
         """Whether records can come, as far as known."""
         return self._consumer.is_open
 
-    def read(self, limit: int, now: datetime) -> list[PendingEntry]:
-        """Return the next entries, up to ``limit``; give the broker a moment to push them."""
+    def read(self, limit: int, now: datetime, *, room: int = JOURNAL_PAGE_BYTES) -> list[PendingEntry]:
+        """Return the next entries, up to ``limit`` and ``room`` bytes; give the broker a moment to push them."""
         is_first, self._is_fresh = self._is_fresh, False
         self._take(limit + LOOK_AHEAD, now, wait=FIRST_SECONDS if is_first else NEXT_SECONDS)
-        entries = self._buffer.release(limit)
-        if is_first and self._buffer and len(entries) < limit:
+        entries = self._buffer.release(limit, room)
+        room -= sum(size_of_entry(pending.entry) for pending in entries)
+        if is_first and self._buffer and len(entries) < limit and room > 0:
             # A reader that begins at the same position again and again would never see a dispatch that is held back.
             time.sleep(PARKED_SECONDS)
             self._take(limit + LOOK_AHEAD, now, wait=0)
-            entries += self._buffer.release(limit - len(entries))
+            entries += self._buffer.release(limit - len(entries), room)
         return entries
 
     def holds_back(self, message_ids: Collection[str] | None, *, up_to: int) -> bool:
@@ -166,7 +171,7 @@ class StreamCursor:
 
     def _take(self, most: int, now: datetime, *, wait: float) -> None:
         """Buffer what the broker pushes, up to ``most`` entries."""
-        while len(self._buffer) < most and (received := self._consumer.take(PREFETCH, wait=wait)):
+        while self._buffer.has_room(most) and (received := self._consumer.take(PREFETCH, wait=wait)):
             wait = NEXT_SECONDS
             for record in received:
                 self.offset = max(self.offset, offset_of(record))
@@ -211,6 +216,7 @@ class EntryBuffer:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._entries: deque[PendingEntry] = deque()
+        self._bytes = 0
         #: The last dispatch of each message that is held back.
         self._dispatched: dict[str, PendingEntry] = {}
         #: Recently parked messages without a dispatch before.
@@ -221,6 +227,10 @@ class EntryBuffer:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def has_room(self, most: int) -> bool:
+        """Whether fewer than ``most`` entries are held back, and not too many bytes."""
+        return len(self._entries) < most and self._bytes < 2 * JOURNAL_PAGE_BYTES
 
     def add(self, pending: PendingEntry) -> None:
         """Append the next entry."""
@@ -241,21 +251,24 @@ class EntryBuffer:
             case Change.SCHEDULED | Change.REQUEUED:
                 self._parked.pop(name, None)
         self._entries.append(pending)
+        self._bytes += size_of_entry(pending.entry)
 
-    def release(self, limit: int) -> list[PendingEntry]:
-        """Return the next entries that are known to be true, up to ``limit``."""
+    def release(self, limit: int, room: int = JOURNAL_PAGE_BYTES) -> list[PendingEntry]:
+        """Return the next entries that are known to be true, up to ``limit``, until they fill ``room`` bytes."""
         released: list[PendingEntry] = []
         seen_before = self._monotonic() - PARKED_SECONDS
-        while self._entries and len(released) < limit:
+        while self._entries and len(released) < limit and room > 0:
             first = self._entries[0]
             is_open = first.is_dispatch and not first.was_parked and first.seen > seen_before
             if is_open and len(self._entries) <= LOOK_AHEAD:
                 break
             self._entries.popleft()
+            self._bytes -= size_of_entry(first.entry)
             if self._dispatched.get(first.entry.message_id) is first:
                 del self._dispatched[first.entry.message_id]
             if not first.was_parked:
                 released.append(first)
+                room -= size_of_entry(first.entry)
         return released
 
 
