@@ -27,6 +27,11 @@ from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from tests.unit.airflow.conftest import TaskInstance
 
 
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_CALLS", Counter())
+
+
 def remind(context: Any, *customers: str) -> list[str]:
     """What a task does: one call for each customer."""
     with set_current_context(context), closing(DelayHook()) as hook:
