@@ -25,7 +25,11 @@ AIMS = (
     Aim(name="rate: data source, 2 cores / hook", value=1.7),
     Aim(name="rate: data source, 2 cores / 1 core", value=1.6),
     *(Aim(name=f"memory: {way}, Python, most / fewest rows", value=1.15, most=True) for way in _WAYS),
-    *(Aim(name=f"memory: {way}, {LIVE}, most / fewest rows", value=1.15, most=True) for way in _WAYS),
+    *(
+        Aim(name=f"memory: {way}, {part}, most / fewest rows", value=1.15, most=True)
+        for part in ("JVM", LIVE)
+        for way in _WAYS
+    ),
 )
 
 
