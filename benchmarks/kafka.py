@@ -45,6 +45,7 @@ class Sizes:
     lateness_delays: tuple[float, float] = (3.0, 10.0)
     pending: int = 200_000
     restart_repeats: int = 3
+    large: int = 1_000
 
 
 QUICK = Sizes(
@@ -61,6 +62,7 @@ QUICK = Sizes(
     lateness_delays=(1.0, 3.0),
     pending=10_000,
     restart_repeats=1,
+    large=50,
 )
 
 
@@ -93,6 +95,7 @@ def run(node: Node, sizes: Sizes) -> Results:
         )
         kafka_realtime.measure_idle(node, ladders, found, seconds=sizes.idle_seconds, repeats=sizes.idle_repeats)
         kafka_realtime.measure_restart(node, ladders[4], found, pending=sizes.pending, repeats=sizes.restart_repeats)
+        kafka_realtime.measure_large(node, found, messages=sizes.large)
     kafka_report.add_ratios(found, schedule=schedule, dispatch=dispatch)
     return found
 

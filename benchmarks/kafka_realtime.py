@@ -149,21 +149,58 @@ def measure_restart(node: Node, empty: Mapping[str, Any], results: Results, *, p
         results.add(STORE, _name(n, name), values, UNITS[name], **base)
 
 
+#: Below the default limit of a payload.
+LARGE_BYTES = 900_000
+OVERDUE_SECONDS = (0.5, 2.0)
+
+
+def measure_large(node: Node, results: Results, *, messages: int) -> None:
+    """Start a dispatcher where large messages wait for long, and where they are overdue, and see its memory."""
+    what = f"{messages:,} of {LARGE_BYTES // 1000} kB"
+    say(f"restart: {what} wait")
+    with node.topics(1) as (channel,), node.ladder(4) as settings:
+        _fill(settings, channel, messages, size=LARGE_BYTES)
+        *_, peak = _restart(node, settings)
+    results.add(STORE, f"restart, {what} wait: peak memory", [peak], "MB")
+    say(f"restart: {what} are overdue")
+    with node.topics(1) as (channel,), node.ladder(4) as settings:
+        _schedule(settings, channel, messages, OVERDUE_SECONDS, size=LARGE_BYTES)
+        time.sleep(OVERDUE_SECONDS[1])
+        with (
+            started(watch, node.bootstrap, channel, messages, MOVE_SECONDS) as watcher,
+            started(run_dispatcher, settings) as dispatcher,
+        ):
+            dispatcher.hear()
+            watcher.hear()
+            seen: list[Seen] = watcher.hear(MOVE_SECONDS)
+            used: Usage = dispatcher.ask(STOP)
+    expect("large messages that arrived once", len({each.message_id for each in seen}), messages)
+    results.add(STORE, f"restart, {what} are overdue: peak memory", [used.peak_rss_mb], "MB")
+
+
 def _name(pending: int, what: str) -> str:
     return f"restart, {pending:,} wait: {what}"
 
 
-def _fill(settings: Mapping[str, Any], channel: str, pending: int) -> None:
+def _fill(settings: Mapping[str, Any], channel: str, pending: int, *, size: int = PAYLOAD_BYTES) -> None:
     """Schedule messages, and let a dispatcher put them all into the rungs in which they wait."""
-    delays, left = random.Random(1), pending
-    with KafkaBroker(config_of(settings)) as broker, started(run_dispatcher, settings) as dispatcher:
-        while left:
-            now, n = datetime.now(UTC), min(BATCH, left)
-            broker.schedule([_message(channel, now, delays.uniform(*WAIT_SECONDS)) for _ in range(n)])
-            left -= n
+    with started(run_dispatcher, settings) as dispatcher:
+        _schedule(settings, channel, pending, WAIT_SECONDS, size=size)
         dispatcher.hear()
         _wait_until_still(dispatcher)
         dispatcher.ask(STOP)
+
+
+def _schedule(
+    settings: Mapping[str, Any], channel: str, messages: int, delays: tuple[float, float], *, size: int
+) -> None:
+    chance, left = random.Random(1), messages
+    most = max(10, BATCH * PAYLOAD_BYTES // size)
+    with KafkaBroker(config_of(settings)) as broker:
+        while left:
+            now, n = datetime.now(UTC), min(most, left)
+            broker.schedule([_message(channel, now, chance.uniform(*delays), size=size) for _ in range(n)])
+            left -= n
 
 
 def _wait_until_still(dispatcher: Worker) -> None:
@@ -195,5 +232,5 @@ def _restart(node: Node, settings: Mapping[str, Any]) -> tuple[float, float, flo
     return serves, seen[0].seen_at / 1000 - at, used.peak_rss_mb
 
 
-def _message(channel: str, now: datetime, delay: float) -> Message:
-    return Message(channel=channel, payload=os.urandom(PAYLOAD_BYTES), deliver_at=now + timedelta(seconds=delay))
+def _message(channel: str, now: datetime, delay: float, *, size: int = PAYLOAD_BYTES) -> Message:
+    return Message(channel=channel, payload=os.urandom(size), deliver_at=now + timedelta(seconds=delay))

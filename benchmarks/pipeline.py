@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from benchmarks import pipeline_report, results
 from benchmarks.measurement import MismatchError, Results, expect, say
-from benchmarks.pipeline_report import HOOK, Rates, memory_name, way_name
+from benchmarks.pipeline_report import HOOK, LIVE, Rates, memory_name, way_name
 from benchmarks.pipeline_rows import messages_of, read_batches, write_rows
 from benchmarks.pipeline_spark import Run, SparkProcess, Way, running_spark, watching
 from benchmarks.pipeline_stores import Place, Store, open_stores
@@ -92,11 +92,11 @@ def _ways(store: Store) -> list[Way]:
     return ["data source", "JVM sink"] if store.has_sink else ["data source"]
 
 
-def _spark_variant(spark: SparkProcess, way: Way, scratch: Path) -> Work:
+def _spark_variant(spark: SparkProcess, way: Way, scratch: Path, *, watch_heap: bool = False) -> Work:
     def write(place: Place, parquet: Path) -> Run:
         file = scratch / "connection.json"
         file.write_text(json.dumps({CONN_ID: place.connection}))
-        return spark.write(way, parquet, connection_file=file, channel=place.channel)
+        return spark.write(way, parquet, connection_file=file, channel=place.channel, watch_heap=watch_heap)
 
     return write
 
@@ -136,6 +136,11 @@ def _measure_memory(stores: Sequence[Store], sizes: Sizes, scratch: Path, found:
                 parquet = write_rows(scratch / "memory.parquet", rows)
                 with running_spark(cores, scratch) as spark, watching(spark.tree) as peak:
                     _timed(store, f"memory of {way}", _spark_variant(spark, way, scratch), parquet, rows)
+                with running_spark(cores, scratch) as spark:
+                    write = _spark_variant(spark, way, scratch, watch_heap=True)
+                    live = _timed(store, f"heap of {way}", write, parquet, rows).live_mib
+                if live is not None:
+                    found.add(store.name, memory_name(way, rows, LIVE), [live], "MiB")
                 found.add(store.name, memory_name(way, rows, "JVM"), [peak.jvm_mib], "MiB")
                 found.add(store.name, memory_name(way, rows, "Python"), [peak.python_mib], "MiB")
     pipeline_report.add_growth(found, sizes.memory_rows)

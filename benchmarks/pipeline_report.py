@@ -16,6 +16,8 @@ from benchmarks.results import show
 #: By store and variant.
 Rates = dict[tuple[str, str], list[float]]
 HOOK = "hook, 1 process"
+#: The part of the JVM's heap that is in use. Its process takes what it was given, before it collects garbage.
+LIVE = "JVM after collections"
 _UNIT = "rows/s"
 _WAYS = ("data source", "JVM sink")
 AIMS = (
@@ -23,7 +25,11 @@ AIMS = (
     Aim(name="rate: data source, 2 cores / hook", value=1.7),
     Aim(name="rate: data source, 2 cores / 1 core", value=1.6),
     *(Aim(name=f"memory: {way}, Python, most / fewest rows", value=1.15, most=True) for way in _WAYS),
-    *(Aim(name=f"memory: {way}, JVM, most / fewest rows", value=1.15, most=True) for way in _WAYS),
+    *(
+        Aim(name=f"memory: {way}, {part}, most / fewest rows", value=1.15, most=True)
+        for part in ("JVM", LIVE)
+        for way in _WAYS
+    ),
 )
 
 
@@ -64,7 +70,7 @@ def add_growth(results: Results, rows: Sequence[int]) -> None:
         return
     for store in dict.fromkeys(m.store for m in results.measurements):
         for way in _WAYS:
-            for part in ("JVM", "Python"):
+            for part in ("JVM", LIVE, "Python"):
                 few = results.get(store, memory_name(way, min(rows), part))
                 many = results.get(store, memory_name(way, max(rows), part))
                 if few is not None and many is not None and few.value > 0:

@@ -9,19 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
 from benchmarks.measurement import MismatchError
 from tools.servers.spark import client_environment, find_kafka_connector
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 Way = Literal["data source", "JVM sink"]
 DRIVER_MEMORY = "1g"
 _SAMPLE_SECONDS = 0.2
+_COLLECT_SECONDS = 0.1
 _MEBIBYTE = 1024 * 1024
 
 
@@ -31,6 +35,8 @@ class Run:
 
     seconds: float
     cpu_seconds: float | None = None
+    #: The most that the heap of the JVM held after a collection; None if it was not watched.
+    live_mib: float | None = None
 
 
 class SparkProcess:
@@ -45,15 +51,22 @@ class SparkProcess:
         """The process that began all others."""
         return psutil.Process(self._process.pid)
 
-    def write(self, way: Way, parquet: Path, *, connection_file: Path, channel: str) -> Run:
-        """Write a file."""
+    def write(self, way: Way, parquet: Path, *, connection_file: Path, channel: str, watch_heap: bool = False) -> Run:
+        """Write a file; watching the heap takes time."""
         assert self._process.stdin is not None
-        request = {"way": way, "parquet": str(parquet), "connection": str(connection_file), "channel": channel}
+        request = {
+            "way": way,
+            "parquet": str(parquet),
+            "connection": str(connection_file),
+            "channel": channel,
+            "watch_heap": watch_heap,
+        }
         begin = self._cpu_seconds()
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        seconds = float(self._hear()["seconds"])
-        return Run(seconds=seconds, cpu_seconds=self._cpu_seconds() - begin)
+        heard = self._hear()
+        cpu_seconds = self._cpu_seconds() - begin
+        return Run(seconds=heard["seconds"], cpu_seconds=cpu_seconds, live_mib=heard["live_mib"])
 
     def _cpu_seconds(self) -> float:
         """Return what the JVM and all workers have used; workers are used again."""
@@ -152,9 +165,33 @@ def main(cores: str, scratch: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         begin = time.perf_counter()
-        write(spark.read.parquet(request["parquet"]), request)
-        answer({"seconds": time.perf_counter() - begin})
+        with watching_heap(spark) if request["watch_heap"] else nullcontext() as heap:
+            write(spark.read.parquet(request["parquet"]), request)
+        answer({"seconds": time.perf_counter() - begin, "live_mib": max(heap) if heap else None})
     spark.stop()
+
+
+@contextmanager
+def watching_heap(spark: SparkSession) -> Iterator[list[float]]:
+    """Collect garbage again and again, and yield what is left in the heap each time.
+
+    Without this, a JVM takes what it was given before it collects, so the size of its process tells little.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    heap, left, stop = jvm.java.lang.management.ManagementFactory.getMemoryMXBean(), list[float](), threading.Event()
+
+    def look() -> None:
+        while not stop.wait(_COLLECT_SECONDS):
+            jvm.java.lang.System.gc()
+            left.append(heap.getHeapMemoryUsage().getUsed() / _MEBIBYTE)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield left
+    finally:
+        stop.set()
+        thread.join()
 
 
 def write(rows: Any, request: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -384,15 +385,23 @@ def _texts(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def is_noticed(mutation: Mutation) -> bool:
-    """Whether a test fails with the mistake."""
+    """Whether a test fails with the mistake, and none without it."""
+    if _fails(mutation.tests):
+        raise CannotApplyError(f"{mutation.tests} fails without any mistake")
+    return _fails(mutation.tests, mutation)
+
+
+@cache
+def _fails(tests: str, mutation: Mutation | None = None) -> bool:
     with tempfile.TemporaryDirectory(prefix="delay-mutation-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-        apply(mutation, tree)
+        if mutation is not None:
+            apply(mutation, tree)
         environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}"]
         done = subprocess.run(
-            [*command, *mutation.tests.split()],
+            [*command, *tests.split()],
             cwd=tree,
             env=environment,
             capture_output=True,
@@ -400,6 +409,8 @@ def is_noticed(mutation: Mutation) -> bool:
         )
     if done.returncode not in (0, TESTS_FAILED):
         raise CannotApplyError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    if done.returncode == 0 and not re.search(r"\b\d+ passed", done.stdout):
+        raise CannotApplyError(f"no test ran:\n{done.stdout[-2000:]}")
     return done.returncode == TESTS_FAILED
 
 

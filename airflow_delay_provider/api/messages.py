@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from sqlalchemy import Connection
 
 from airflow_delay_provider.api import airflow_tasks
 from airflow_delay_provider.api.auth import CurrentPermissions
@@ -113,7 +114,12 @@ def list_messages(
     criteria = criteria_of(opened, given, *(State.parse(text) for text in state or ()))
     with opened.ledger.read() as connection:
         found = search.search(connection, criteria, token=page, size=limit, is_visible=presenter.may_see)
-    return MessagePage(messages=[summary_of(presenter, each) for each in found.records], **presenter.page(found))
+        is_listed = not opened.is_copy or _is_indexed(connection, opened.conn_id)
+    return MessagePage(
+        messages=[summary_of(presenter, each) for each in found.records],
+        notice=None if is_listed else _not_indexed(opened.conn_id),
+        **presenter.page(found),
+    )
 
 
 # An id may contain slashes.
@@ -185,7 +191,7 @@ def find_record(opened: OpenLedger, presenter: Presenter, message_id: str) -> Me
         except UnknownMessageError as error:
             if not opened.is_copy:
                 raise
-            is_indexed = position_of(connection, opened.conn_id) != FROM_THE_START
+            is_indexed = _is_indexed(connection, opened.conn_id)
             raise HTTPException(404, _why_not_listed(message_id, opened.conn_id, is_indexed=is_indexed)) from error
     if not presenter.may_see(record):
         raise HTTPException(403, "You may not read the task instances of this message's DAG.")
@@ -198,6 +204,14 @@ def _why_not_listed(message_id: str, conn_id: str, *, is_indexed: bool) -> str:
             f"The index of connection {conn_id!r} has no message {message_id!r}. It is some seconds behind the broker,"
             " and finished messages leave it after [delay] retention_days."
         )
+    return _not_indexed(conn_id)
+
+
+def _is_indexed(connection: Connection, conn_id: str) -> bool:
+    return position_of(connection, conn_id) != FROM_THE_START
+
+
+def _not_indexed(conn_id: str) -> str:
     return (
         f"The broker of connection {conn_id!r} holds its messages itself, and no dispatcher copies its journal for this"
         f" page. Messages are delivered nevertheless. To list them, run `airflow delay dispatcher --index {conn_id}`."

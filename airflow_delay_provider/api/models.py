@@ -121,6 +121,8 @@ class MessagePage(Answer):
     links: PageLinks
     #: A token: not every message was searched yet, and this page continues the search.
     continuation: str | None
+    #: Why messages of this connection are not listed at all; null if they are.
+    notice: str | None
 
 
 class PageLinks(Answer):

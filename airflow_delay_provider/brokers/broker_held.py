@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -204,8 +203,8 @@ def keep_outcome(ends: MutableMapping[str, JournalEntry], entry: JournalEntry) -
     known = ends.get(entry.message_id)
     if entry.change in FINAL_CHANGES:
         if known is None or known.change is Change.PARKED:
-            # Without the message, which may be large: outcomes are kept for a while.
-            ends[entry.message_id] = entry if entry.message is None else replace(entry, message=None)
+            # Outcomes are kept for a while.
+            ends[entry.message_id] = entry.without_message()
     elif entry.change is Change.REQUEUED and known is not None and known.change in REVERSIBLE:
         del ends[entry.message_id]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, determine_kwargs, task_decorator_factory
 from airflow.sdk.definitions.context import context_merge
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 
@@ -52,6 +53,11 @@ class ScheduleMessageDecoratedOperator(DecoratedOperator, ScheduleMessageOperato
         context_merge(context, self.op_kwargs)
         arguments = determine_kwargs(self.python_callable, self.op_args, context)
         self.payload = self.python_callable(*self.op_args, **arguments)
+        if self.payload is None:
+            raise AirflowFailException(
+                f"payload: {self.python_callable.__name__}() returned nothing, and nothing is scheduled; return the"
+                ' payload. To send JSON null, return "null" and set content_type="application/json"'
+            )
         return super().execute(context)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 
@@ -99,6 +99,10 @@ class JournalEntry:
     reason: str | None = None
     #: The message itself, where the journal carries it.
     message: Message | None = None
+
+    def without_message(self) -> JournalEntry:
+        """Return it without the message, which may be large."""
+        return self if self.message is None else replace(self, message=None)
 
     @property
     def lateness(self) -> timedelta | None:

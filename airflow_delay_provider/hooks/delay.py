@@ -97,10 +97,12 @@ class DelayHook(BaseHook):
         """Schedule one message and return its id, once the broker has confirmed it.
 
         In a task, the id derives from the task instance and the number of this call. So a retried or cleared task that
-        makes the same calls in the same order schedules nothing twice.
+        makes the same calls in the same order schedules nothing twice. A deferred task counts again in the method that
+        resumes it. If the same method resumes it several times, give each message an id.
 
         :param options: ``key``, ``headers``, ``content_type``, ``priority`` and ``on_past``.
         """
+        from airflow_delay_provider.brokers.port import Outcome
         from airflow_delay_provider.hooks.task import Call, ConfirmedStore, schedule_once
 
         policy = parse_choice("on_conflict", OnConflict, on_conflict)
@@ -112,7 +114,9 @@ class DelayHook(BaseHook):
             channel, payload, deliver_at=deliver_at, deliver_after=deliver_after, message_id=message_id, **options
         )
         confirmed = ConfirmedStore(None, [message.id]) if call is None else call.confirmed(broker, message.id)
-        schedule_once(broker, [message], on_conflict=policy, confirmed=confirmed)
+        [receipt] = schedule_once(broker, [message], on_conflict=policy, confirmed=confirmed)
+        if receipt.outcome is Outcome.KEPT:
+            log.info("Message %s for channel %s was scheduled before, so nothing new is scheduled", message.id, channel)
         return message.id
 
     def schedule(

@@ -211,7 +211,10 @@ class Call:
     """One call of a hook in a running task; a retried task makes the same calls in the same order."""
 
     origin: Origin
+    #: Counts from 0 whenever the task starts or is resumed.
     number: int
+    #: The method with which the task was resumed after a deferral, and nothing before.
+    method: str
     store: StateStore | None
 
     @classmethod
@@ -224,21 +227,27 @@ class Call:
         except RuntimeError:
             return None
         origin = origin_of(context)
-        run = (origin, context["ti"].try_number)
+        method = _resumed_in(context["ti"])
+        run = (origin, context["ti"].try_number, method)
         number = _CALLS[run]
         _CALLS[run] += 1
-        return cls(origin=origin, number=number, store=context.get("task_state_store"))
+        return cls(origin=origin, number=number, method=method, store=context.get("task_state_store"))
 
     @property
     def message_id(self) -> str:
         """The id of its message; never that of a message of an operator."""
-        return self.origin.message_id(f"call {self.number}")
+        return self.origin.message_id(f"{self.method} call {self.number}".strip())
 
     def confirmed(self, broker: Broker, message_id: str) -> ConfirmedStore:
         """Return what earlier tries of the task know of this call."""
         store = None if broker.knows_ids else self.store
-        return ConfirmedStore(store, [message_id], key=f"{KEY}_{self.number}")
+        return ConfirmedStore(store, [message_id], key="_".join(filter(None, (KEY, self.method, str(self.number)))))
 
 
-#: Calls of hooks so far, by task instance and try: ``dag.test()`` runs many tasks in one process.
-_CALLS: Counter[tuple[Origin, int]] = Counter()
+#: Calls of hooks so far, by task instance, try and method: ``dag.test()`` runs many tasks in one process.
+_CALLS: Counter[tuple[Origin, int, str]] = Counter()
+
+
+def _resumed_in(ti: Any) -> str:
+    """Return the method with which a deferred task goes on, in a process of its own; empty at its start."""
+    return getattr(getattr(ti, "_ti_context_from_server", None), "next_method", None) or ""

@@ -72,6 +72,8 @@ class JournalTail(BrokerThread):
         self._begun: list[_Search] = []
         self._position: str | None = None
         self._reconciled: str | None = None
+        #: Whether a search for all awaited ids waits for the broker.
+        self._is_reconciling = False
         self._ledger_id: str | None = None
         self._dispatchers_checked_at: float | None = None
         #: Why nothing dispatches the awaited messages; None if no problem is known.
@@ -144,23 +146,26 @@ class JournalTail(BrokerThread):
         Return those of waiters for a message that another one awaits from another position on.
         """
         position, reconciled, later = self._position, self._reconciled, list[_Search]()
-        since: dict[str, str] = {}
+        since, ends_reconciling = dict[str, str](), False
         for search in self._begun:
             self._require_ledger(hook, search)
             begin = (self._reconciled or "") if search.since is None else search.since
             if all(since.get(each, begin) == begin for each in search.message_ids):
                 since |= dict.fromkeys(search.message_ids, begin)
                 reconciled = position if search.since is None else reconciled
+                ends_reconciling = ends_reconciling or search.since is None
             else:
                 later.append(search)
         if since:
             self._pass_on(broker.find_outcomes_of_each(since).values())
         self._reconciled = reconciled
+        if ends_reconciling:
+            self._is_reconciling = False
         return later
 
     def _pass_on(self, entries: Iterable[JournalEntry]) -> None:
-        # A waiter that comes after this check looks back itself.
-        awaited = (entry for entry in entries if entry.message_id in self._waiters)
+        # A waiter that comes after this check looks back itself. One of many messages keeps outcomes until the last.
+        awaited = (entry.without_message() for entry in entries if entry.message_id in self._waiters)
         for batch in _batches(awaited, SLICE):
             self.call_on_loop(self._wake, batch)
 
@@ -180,7 +185,10 @@ class JournalTail(BrokerThread):
             self._waiters.pop(message_id, None)
 
     def _reconcile(self) -> None:
-        self._searches.append(_Search(tuple(self._waiters), None))
+        # During an outage, the first search waits; later waiters look back themselves.
+        if not self._is_reconciling:
+            self._is_reconciling = True
+            self._searches.append(_Search(tuple(self._waiters), None))
         self._timer = self.loop.call_later(RECONCILE_SECONDS, self._reconcile)
 
 

@@ -32,6 +32,7 @@ from confluent_kafka.admin import (
 
 from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
 from airflow_delay_provider.brokers.kafka.config import KafkaConfig
+from airflow_delay_provider.brokers.kafka.journal import JournalReader
 from airflow_delay_provider.domain.clock import ceil_ms
 from airflow_delay_provider.domain.exceptions import (
     BrokerError,
@@ -451,6 +452,33 @@ def test_another_number_of_partitions_than_the_ladder_has_is_refused(scene: Scen
         pytest.raises(ConfigurationError, match=r"has 2 partitions and the connection says 3; .* set partitions to 2"),
     ):
         other.schedule([scene.message(channel, after=60)])
+
+
+def test_outcomes_since_many_positions_are_found_in_one_look_back(
+    served: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D11: each id counts from its own position on, as Kafka lets an id be used again."""
+    channel = served.channel()
+    begin = served.broker.journal_end()
+    first, second = served.messages(channel, 2, after=0.1)
+    served.broker.schedule([first])
+    served.arrived(channel, 1)
+    after = served.broker.journal_end()
+    served.broker.schedule([second])
+    served.arrived(channel, 2)
+    looks: list[Any] = []
+    scan = JournalReader._scan
+
+    def counted(self: JournalReader, start: Any, bounds: Any) -> Any:
+        looks.append(start)
+        return scan(self, start, bounds)
+
+    monkeypatch.setattr(JournalReader, "_scan", counted)
+    with served.open() as another:
+        found = another.find_outcomes_of_each({first.id: after, second.id: begin, "unknown": begin})
+        assert list(found) == [second.id]
+        assert len(looks) == 1
+        assert another.find_outcomes_of_each({first.id: begin, second.id: after}).keys() == {first.id, second.id}
 
 
 # -- records of strangers ------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ TINY_KAFKA = kafka_benchmark.Sizes(
     lateness_delays=(0.5, 1.0),
     pending=20,
     restart_repeats=1,
+    large=3,
 )
 TINY_PIPELINE = pipeline_benchmark.Sizes(rows=40, cores=(2,), memory_rows=())
 TINY_API = api_benchmark.Sizes(messages=(1_000, 2_000), requests=1, repeats=1)

@@ -63,6 +63,14 @@ test("empty lists say what would be there", async () => {
   expect(await screen.findByText("No messages yet")).toBeVisible();
 });
 
+test("an empty list says when messages of its connection are not listed at all", async () => {
+  const notice = "To list them, run `airflow delay dispatcher --index rabbit`.";
+  fakeApi({ "/messages": () => ({ body: pageOf([], { notice }) }), "/channels": channels });
+  show(<App />, `${HOME}/messages?conn_id=rabbit&task_id=remind`);
+  expect(await screen.findByText(notice)).toBeVisible();
+  expect(screen.queryByText("No message matches these filters")).not.toBeInTheDocument();
+});
+
 test.each(["messages", "dead-letters"])("a search of %s that has found nothing yet goes on by itself", async (list) => {
   const dead = { ...summary(), reason: "too large", died_at: "2026-01-01T00:00:00Z" };
   const unfinished = pageOf([], { next: "token2", continuation: "token2" });

@@ -206,10 +206,13 @@ class KafkaBroker(BrokerHeld, HasTopology, NeedsDispatcher):
         return self._journal.read(after, limit)
 
     def find_outcomes(self, message_ids: Sequence[str], *, since: str) -> Mapping[str, JournalEntry]:
-        if not message_ids:
+        return self.find_outcomes_of_each(dict.fromkeys(message_ids, since))
+
+    def find_outcomes_of_each(self, since: Mapping[str, str]) -> Mapping[str, JournalEntry]:
+        if not since:
             return {}
         self.require_topology()
-        return self._journal.find(message_ids, since)
+        return self._journal.find(since)
 
     # -- the ladder ----------------------------------------------------------------------------------------------
 

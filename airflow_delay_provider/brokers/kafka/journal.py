@@ -15,7 +15,7 @@ from struct import error as StructError  # noqa: N812 - a class
 
 from confluent_kafka import Message, TopicPartition
 
-from airflow_delay_provider.brokers.broker_held import RecentOutcomes, keep_outcome
+from airflow_delay_provider.brokers.broker_held import REVERSIBLE, RecentOutcomes, keep_outcome
 from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.header_protocol import clean_reason
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_starts, stable_ends
@@ -220,15 +220,29 @@ class JournalReader:
             self._memory.add(entries)
         return entries
 
-    def find(self, message_ids: Sequence[str], since: str) -> dict[str, JournalEntry]:
-        """Return the first final entry of each of these ids behind ``since``."""
-        start, found = self._start(since), dict[str, JournalEntry]()
-        if self._returned is not None and self._memory.covers(start):
-            found, start = self._memory.get(message_ids), self._start(self._returned)
-        wanted = {each.encode() for each in message_ids}
-        for encoded, position in self._scan(start) if len(found) < len(wanted) else ():
-            is_wanted = encoded.message_id in wanted and encoded.change is not None
-            if is_wanted and (entry := _entry(encoded, position)) is not None:
+    def find(self, since: Mapping[str, str]) -> dict[str, JournalEntry]:
+        """Return the first final entry of each id behind its position, in one look back."""
+        bounds, found = self._bounds(), dict[str, JournalEntry]()
+        parsed = {text: _start_of(text, bounds) for text in set(since.values())}
+        starts = {each: parsed[text] for each, text in since.items()}
+        if self._returned is not None:
+            known = [each for each, start in starts.items() if self._memory.covers(start)]
+            found = self._memory.get(known)
+            starts |= dict.fromkeys(known, _start_of(self._returned, bounds))
+        # In bytes, like the ids in the journal.
+        wanted = {
+            each.encode(): start.partitions
+            for each, start in starts.items()
+            if each not in found or found[each].change in REVERSIBLE
+        }
+        if not wanted:
+            return found
+        first = Position(tuple(min(each) for each in zip(*wanted.values(), strict=True)))
+        for encoded, partition, position in self._scan(first, bounds):
+            start = wanted.get(encoded.message_id)
+            if start is None or encoded.change is None or position.partitions[partition] <= start[partition]:
+                continue
+            if (entry := _entry(encoded, position)) is not None:
                 keep_outcome(found, entry)
         return found
 
@@ -292,27 +306,19 @@ class JournalReader:
                 self._waiting_bytes += len(encoded.envelope)
         return 1
 
-    def _scan(self, start: Position) -> Iterator[tuple[EncodedEntry, Position]]:
+    def _scan(self, start: Position, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[EncodedEntry, int, Position]]:
         partitions = list(start.partitions)
         starts: Mapping[PartitionId, int] = {(self._topic, partition): at[0] for partition, at in enumerate(partitions)}
-        ends = {(self._topic, partition): end for partition, (_, end) in enumerate(self._bounds())}
+        ends = {(self._topic, partition): end for partition, (_, end) in enumerate(bounds)}
         for record in self._scanner.read_between(starts, ends):
+            partition = record.partition()
             for encoded, at in _entries_of(record):
-                if at > partitions[record.partition()]:
-                    partitions[record.partition()] = at
-                    yield encoded, Position(tuple(partitions))
+                if at > partitions[partition]:
+                    partitions[partition] = at
+                    yield encoded, partition, Position(tuple(partitions))
 
     def _start(self, text: str) -> Position:
-        """Return where to start; a position behind the end belongs to a journal that was deleted since."""
-        bounds = self._bounds()
-        partitions = Position.parse(text).partitions if text != FROM_THE_START else ()
-        known = [*partitions[: len(bounds)], *[(0, 0)] * (len(bounds) - len(partitions))]
-        return Position(
-            tuple(
-                max(at, (start, 0)) if at[0] <= end else (start, 0)
-                for at, (start, end) in zip(known, bounds, strict=True)
-            )
-        )
+        return _start_of(text, self._bounds())
 
     def _offsets(self, start: Position) -> dict[PartitionId, int]:
         return {(self._topic, partition): offset for partition, (offset, _) in enumerate(start.partitions)}
@@ -323,6 +329,17 @@ class JournalReader:
         partitions = [TopicPartition(self._topic, number) for number in numbers]
         starts, ends = log_starts(self._clients, partitions), stable_ends(self._clients, partitions)
         return [(starts[self._topic, number], ends[self._topic, number]) for number in numbers]
+
+
+def _start_of(text: str, bounds: Sequence[tuple[int, int]]) -> Position:
+    """Return where to start; a position behind the end belongs to a journal that was deleted since."""
+    partitions = Position.parse(text).partitions if text != FROM_THE_START else ()
+    known = [*partitions[: len(bounds)], *[(0, 0)] * (len(bounds) - len(partitions))]
+    return Position(
+        tuple(
+            max(at, (start, 0)) if at[0] <= end else (start, 0) for at, (start, end) in zip(known, bounds, strict=True)
+        )
+    )
 
 
 def _entry(encoded: EncodedEntry, position: Position) -> JournalEntry | None:

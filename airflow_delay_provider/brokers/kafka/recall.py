@@ -271,7 +271,7 @@ class Recaller:
         """Return the outcomes of messages that are not waiting; refuse unknown ids."""
         if not message_ids:
             return {}
-        outcomes = self._journal.find(message_ids, self._journal.recently(LOOK_BACK_RECORDS))
+        outcomes = self._journal.find(dict.fromkeys(message_ids, self._journal.recently(LOOK_BACK_RECORDS)))
         for each in message_ids:
             # One that was found before has just left; its journal entry follows in a moment.
             if each not in outcomes and each not in seen:

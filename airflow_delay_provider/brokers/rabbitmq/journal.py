@@ -143,7 +143,7 @@ class JournalReader:
     def _keep_open(self, position: Position, entry: JournalEntry, *, by: datetime) -> None:
         self._drop_open(position)
         # A destination may refuse messages for days: beyond a bound, they are kept without their content.
-        kept = entry if self._open_bytes < MOST_OPEN_BYTES else replace(entry, message=None)
+        kept = entry if self._open_bytes < MOST_OPEN_BYTES else entry.without_message()
         self._open[position] = (kept, by)
         self._open_bytes += size_of_entry(kept)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.api.datamodels._generated import TIRunContext
 from airflow.sdk.execution_time.context import set_current_context
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from sqlalchemy import select
 
 from airflow_delay_provider import DelayHook
@@ -17,8 +22,14 @@ from airflow_delay_provider.brokers.ledger.records import MessageRecord
 from airflow_delay_provider.brokers.ledger.tables import scheduled_message
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
 from airflow_delay_provider.domain.message import Origin
+from airflow_delay_provider.hooks import task
 from airflow_delay_provider.operators.schedule import ScheduleMessageOperator
 from tests.unit.airflow.conftest import TaskInstance
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_CALLS", Counter())
 
 
 def remind(context: Any, *customers: str) -> list[str]:
@@ -45,6 +56,36 @@ def test_a_retried_task_schedules_nothing_twice(broker: EmbeddedBroker, context:
 
 def test_two_hooks_of_one_task_never_share_an_id(broker: EmbeddedBroker, context: Any) -> None:
     assert not set(remind(context, "anna")) & set(remind(context, "anna"))
+
+
+def test_a_resumed_task_schedules_messages_of_its_own(
+    broker: EmbeddedBroker, context: Any, ti: TaskInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deferred task goes on in a new process, which knows nothing of the calls before, in the same try."""
+    first = remind(context, "anna")
+    monkeypatch.setattr(task, "_CALLS", Counter())
+    ti._ti_context_from_server = SimpleNamespace(next_method="execute_complete")
+    resumed = remind(context, "ben")
+    assert len(stored(broker)) == 2
+    monkeypatch.setattr(task, "_CALLS", Counter())
+    ti.try_number += 1
+    assert remind(context, "ben") == resumed != first
+
+
+def test_airflow_tells_how_a_task_was_resumed() -> None:
+    """By a private name, which each new version must still have."""
+    assert "_ti_context_from_server" in RuntimeTaskInstance.__private_attributes__ | RuntimeTaskInstance.model_fields
+    assert "next_method" in TIRunContext.model_fields
+
+
+def test_a_call_that_schedules_nothing_new_says_so(
+    broker: EmbeddedBroker, context: Any, ti: TaskInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    [message_id] = remind(context, "anna")
+    ti.try_number += 1
+    with caplog.at_level(logging.INFO):
+        remind(context, "anna")
+    assert f"Message {message_id} for channel reminders was scheduled before" in caplog.text
 
 
 def test_ids_of_a_hook_are_not_those_of_an_operator(broker: EmbeddedBroker, context: Any) -> None:

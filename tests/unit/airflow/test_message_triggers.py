@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,49 @@ def unreadable_journal(broker: EmbeddedBroker) -> Iterator[None]:
     rename(event.name, "gone")
     yield
     rename("gone", event.name)
+
+
+async def test_an_outage_collects_no_searches(
+    schedule: Schedule, dispatch: Callable[..., int], broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds all awaited ids, and there may be thousands."""
+    quick = Backoff(initial=timedelta(milliseconds=20), cap=timedelta(milliseconds=20), floor=timedelta(0))
+    monkeypatch.setattr(BrokerThread, "outage", quick)
+    monkeypatch.setattr(journal_tail, "RECONCILE_SECONDS", 0.01)
+    schedule("a")
+    (waiting,) = start(MessageDispatchedTrigger(message_ids=["a"]))
+    await until(lambda: tails() and tails()[0]._reconciled)
+    (tail,) = tails()
+    with unreadable_journal(broker):
+        failures = tail._failures
+        await until(lambda: tail._failures >= failures + 5)
+        assert len(tail._searches) + len(tail._begun) <= 1
+        assert tail._is_reconciling
+    await until(lambda: tail._failures == 0 and not tail._begun)
+    dispatch(HOUR)
+
+    assert (await finish(waiting))["counts"] == {"dispatched": 1}
+
+
+async def test_outcomes_are_kept_without_their_messages(
+    schedule: Schedule, dispatch: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may wait for thousands of messages, and the journals of RabbitMQ and Kafka carry them."""
+    read = EmbeddedBroker.read_journal
+
+    def read_with_messages(self: EmbeddedBroker, *, after: str, limit: int = 1000) -> list[JournalEntry]:
+        large = compose_message("invoices", b"x" * 100_000, deliver_after=0, now=self.clock.now())
+        return [replace(entry, message=large) for entry in read(self, after=after, limit=limit)]
+
+    monkeypatch.setattr(EmbeddedBroker, "read_journal", read_with_messages)
+    schedule("a", "b")
+    with JournalTail.shared("delay_default") as tail:
+        waiting = asyncio.create_task(tail.outcomes(["a", "b"], since=""))
+        await until(lambda: tail._position and not (tail._searches or tail._begun))
+        dispatch(HOUR)
+        outcomes = await finish(waiting)
+
+    assert {each: entry.message for each, entry in outcomes.items()} == {"a": None, "b": None}
 
 
 async def test_a_waiter_that_comes_during_an_outage_waits_on(

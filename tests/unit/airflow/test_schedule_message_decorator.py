@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_delay_provider.brokers.ledger import listing
 from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
@@ -54,3 +54,18 @@ def test_the_payload_comes_from_the_function_only() -> None:
         decorated = task.schedule_message(channel="letters", payload="y")(remind)
         with pytest.raises(TypeError, match="uses the return value of the function"):
             decorated()
+
+
+def test_a_function_that_returns_nothing_schedules_nothing(broker: EmbeddedBroker, context: Any) -> None:
+    """A forgotten return would send null."""
+    with DAG("invoices", schedule=None):
+
+        @task.schedule_message(channel="reminders", deliver_after=60)
+        def remind() -> None:
+            pass
+
+        operator = remind().operator
+    with pytest.raises(AirflowFailException, match=r"payload: remind\(\) returned nothing, and nothing is scheduled"):
+        operator.execute(context)
+    with broker.ledger.read() as connection:
+        assert sum(listing.count_by_state(connection).values()) == 0

@@ -79,9 +79,18 @@ def test_a_message_that_its_broker_holds_is_not_found_for_the_right_reason(
         detail: str = answer.json()["detail"]
         return detail
 
+    def notice() -> str | None:
+        found = client.get("/v1/messages", params={"conn_id": "rabbit"}).json()
+        assert found["messages"] == []
+        said: str | None = found["notice"]
+        return said
+
     assert "run `airflow delay dispatcher --index rabbit`" in reason()
+    assert notice() == reason()
     delay_kit.broker.ledger.transact(step, "rabbit", after=FROM_THE_START, position="1.0")
     assert reason().startswith("The index of connection 'rabbit' has no message 'm1'.")
+    assert notice() is None
+    assert client.get("/v1/messages").json()["notice"] is None
 
 
 def test_a_dispatched_message_has_its_lateness(get: Get, delay_kit: DelayTestKit) -> None:

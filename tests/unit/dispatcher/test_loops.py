@@ -275,6 +275,22 @@ def test_pruning_deletes_what_ended_before_the_retention_and_nothing_else(
         assert listing.get(connection, waiting[0]).state is State.SCHEDULED
 
 
+def test_pruning_writes_nothing_where_nothing_is_old(
+    context: Context, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search in a write transaction would keep all other writers waiting."""
+    schedule(context, SECOND)
+    clock.advance(SECOND)
+    DispatchEmbedded(context).run_once()
+    rows.fold_all(context.ledger)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        pytest.fail("a write transaction")
+
+    monkeypatch.setattr(type(context.ledger), "transact", refuse)
+    assert prune_everything(Prune(context)) == context.config.prune_interval.total_seconds()
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

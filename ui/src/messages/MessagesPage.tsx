@@ -26,7 +26,7 @@ export function MessagesPage() {
     <>
       <FilterBar withState />
       <Loaded query={query}>
-        {({ messages, next, prev, continuation }) => (
+        {({ messages, next, prev, continuation, notice }) => (
           <>
             {messages.some(({ can_edit }) => can_edit) && (
               <SelectionBar
@@ -44,7 +44,7 @@ export function MessagesPage() {
                 selection={messages.some(({ can_edit }) => can_edit) ? selection : undefined}
               />
             ) : (
-              continuation === null && <NoMessages isFiltered={hasFilters(filters)} />
+              continuation === null && <NoMessages isFiltered={hasFilters(filters)} notice={notice} />
             )}
             <Unfinished continuation={continuation} onTurn={turn} />
             <Pager next={next} onTurn={turn} prev={prev} />
@@ -60,7 +60,10 @@ function canChangeAll({ state }: Filters): boolean {
   return state.length === 0 || state.includes("SCHEDULED");
 }
 
-function NoMessages({ isFiltered }: { isFiltered: boolean }) {
+function NoMessages({ isFiltered, notice }: { isFiltered: boolean; notice: string | null }) {
+  if (notice !== null) {
+    return <EmptyState title="Messages of this connection are not listed">{notice}</EmptyState>;
+  }
   return isFiltered ? (
     <EmptyState title="No message matches these filters">Messages appear here as soon as one does.</EmptyState>
   ) : (

@@ -41,5 +41,5 @@ export function detail(changes: Partial<MessageDetail> = {}): MessageDetail {
 }
 
 export function pageOf(messages: MessageSummary[], changes: object = {}) {
-  return { messages, next: null, prev: null, links: { next: null, prev: null }, continuation: null, ...changes };
+  return { messages, next: null, prev: null, links: { next: null, prev: null }, continuation: null, notice: null, ...changes };
 }

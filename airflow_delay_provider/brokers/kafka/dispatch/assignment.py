@@ -31,13 +31,15 @@ log = logging.getLogger(__name__)
 
 #: A dispatcher that runs but does not poll for so long loses its partitions.
 STUCK_SECONDS = 60
-#: A partition with fewer records in memory is always fetched.
+#: A partition with fewer records and bytes in memory is always fetched.
 FEW = 200
+FEW_BYTES = 1024 * 1024
 #: How far ahead records are fetched. Resuming takes up to half a second.
 NEAR_MS = 4_000
 FAR_MS = 8_000
-#: Most records of one partition in memory, however soon they are due.
+#: Most records and bytes of one partition in memory, however soon they are due.
 MANY = 20_000
+MANY_BYTES = 32 * 1024 * 1024
 #: How often partitions are checked for too many records, and for stalls.
 CHECK_SECONDS = 0.05
 STALL_CHECK_SECONDS = 2.0
@@ -208,9 +210,8 @@ class Backpressure:
         if time.monotonic() < self._checked_at + CHECK_SECONDS:
             return
         self._checked_at = time.monotonic()
-        much = [each for each, queue in queues.items() if len(queue.waiting) >= FEW]
-        full = [each for each in much if each not in self._paused and _is_full(queues[each], now_ms)]
-        hungry = [each for each in self._paused if each in queues and _is_hungry(queues[each], now_ms)]
+        full = [each for each, queue in queues.items() if each not in self._paused and is_full(queue, now_ms)]
+        hungry = [each for each in self._paused if each in queues and is_hungry(queues[each], now_ms)]
         if full:
             self._consumer.pause([TopicPartition(*each) for each in full])
             self._paused.update(full)
@@ -225,16 +226,21 @@ class Backpressure:
             self._paused.clear()
 
 
-def _is_full(queue: PartitionQueue, now_ms: int) -> bool:
-    waiting = queue.waiting
-    return len(waiting) >= MANY or (len(waiting) >= FEW and queue.ready_ms(waiting[-1]) > now_ms + FAR_MS)
-
-
-def _is_hungry(queue: PartitionQueue, now_ms: int) -> bool:
-    waiting = queue.waiting
-    if len(waiting) >= MANY // 2:
+def is_full(queue: PartitionQueue, now_ms: int) -> bool:
+    """Whether fetching of a partition pauses."""
+    waiting, size = queue.waiting, queue.waiting_bytes
+    if len(waiting) < FEW and size < FEW_BYTES:
         return False
-    return len(waiting) < FEW // 2 or queue.ready_ms(waiting[-1]) < now_ms + NEAR_MS
+    return len(waiting) >= MANY or size >= MANY_BYTES or queue.ready_ms(waiting[-1]) > now_ms + FAR_MS
+
+
+def is_hungry(queue: PartitionQueue, now_ms: int) -> bool:
+    """Whether fetching of a paused partition goes on."""
+    waiting, size = queue.waiting, queue.waiting_bytes
+    if len(waiting) >= MANY // 2 or size >= MANY_BYTES // 2:
+        return False
+    has_few = len(waiting) < FEW // 2 and size < FEW_BYTES // 2
+    return has_few or queue.ready_ms(waiting[-1]) < now_ms + NEAR_MS
 
 
 class StallDetector:

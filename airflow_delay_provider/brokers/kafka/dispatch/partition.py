@@ -23,8 +23,11 @@ from airflow_delay_provider.domain.ladder import Ladder
 
 #: Most messages in memory that are due within the tick and the slack; more of them wait in their topics.
 MAX_DUE_SOON = 50_000
-#: Most messages in memory whose channels are being checked; more of them wait in a rung again.
+MAX_DUE_SOON_BYTES = 64 * 1024 * 1024
+#: Most messages in memory whose channels are being checked; more of them wait in a rung again. They leave room for
+#: messages of other channels.
 MANY_UNKNOWN = 10_000
+MANY_UNKNOWN_BYTES = 16 * 1024 * 1024
 #: Bytes of an unreadable command that are kept as a dead letter.
 COMMAND_CUT_BYTES = 1_000
 #: How long a message waits again if its channel is unavailable.
@@ -67,6 +70,8 @@ class Partition:
         #: Messages that are due and whose channels are unknown, and when those are checked again.
         self._unknown: list[tuple[int, int, PartitionQueue, Record]] = []
         self._check_again_ms = 0
+        #: Bytes of both, and of the second.
+        self._held_bytes = self._unknown_bytes = 0
         #: Their channels and keys: later messages of the same key must not overtake them.
         self._unknown_keys: set[tuple[str, bytes]] = set()
         self._current: RecordPosition | None = None
@@ -94,9 +99,12 @@ class Partition:
                 heappush(due_soon, due)
             self._unknown.clear()
             self._unknown_keys.clear()
+            self._unknown_bytes = 0
         while due_soon and due_soon[0][0] <= now_ms and delivered < limit and transaction.size < DELIVER_BYTES:
             due = heappop(due_soon)
             _, _, queue, record = due
+            size = len(record.value or b"")
+            self._held_bytes -= size
             # A record that is done by now was recalled.
             if record.offset not in queue.progress.open:
                 continue
@@ -106,6 +114,8 @@ class Partition:
                     # The more there were, the longer it takes to check all of them.
                     self._check_again_ms = now_ms + max(CHECK_AGAIN_MS, checked_again // 4)
                 self._unknown.append(due)
+                self._unknown_bytes += size
+                self._held_bytes += size
             else:
                 delivered += 1
                 queue.end(record.offset)
@@ -137,13 +147,17 @@ class Partition:
         self._due_soon.clear()
         self._unknown.clear()
         self._unknown_keys.clear()
+        self._held_bytes = self._unknown_bytes = 0
         for queue in self.queues.values():
             queue.roll_back()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        return len(self._due_soon) + len(self._unknown) < MAX_DUE_SOON
+        return len(self._due_soon) + len(self._unknown) < MAX_DUE_SOON and self._held_bytes < MAX_DUE_SOON_BYTES
+
+    def _has_many_unknown(self) -> bool:
+        return len(self._unknown) >= MANY_UNKNOWN or self._unknown_bytes >= MANY_UNKNOWN_BYTES
 
     def _may_process(self, queue: PartitionQueue, now_ms: int) -> bool:
         if not queue.has_room() or not self._has_room():
@@ -186,6 +200,7 @@ class Partition:
         else:
             self._arrivals += 1
             heappush(self._due_soon, (due_ms, self._arrivals, queue, record))
+            self._held_bytes += len(value)
             if channel := wire.channel_of(value):
                 transaction.expect(channel)
 
@@ -285,7 +300,7 @@ class Partition:
             return True
         status, reason = transaction.check(position, envelope)
         order = None if envelope.key is None else (envelope.channel, envelope.key)
-        if status is ChannelStatus.UNKNOWN and (len(self._unknown) >= MANY_UNKNOWN or queue.is_crowded()):
+        if status is ChannelStatus.UNKNOWN and (self._has_many_unknown() or queue.is_crowded()):
             status = ChannelStatus.UNAVAILABLE
         elif status is ChannelStatus.UNKNOWN or order in self._unknown_keys:
             if order is not None:

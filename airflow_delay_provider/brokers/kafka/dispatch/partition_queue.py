@@ -59,6 +59,8 @@ class PartitionQueue:
         self.hold_ms = hold_ms
         self.progress = progress
         self.waiting: deque[Record] = deque()
+        #: Bytes of their values.
+        self.waiting_bytes = 0
         #: Offsets of records to skip.
         self.recalled: set[int] = set()
         #: Offsets of records that could not be processed, why, and whether their content may be kept.
@@ -81,6 +83,7 @@ class PartitionQueue:
     def add(self, record: Record) -> None:
         """Add a fetched record."""
         self.waiting.append(record)
+        self.waiting_bytes += len(record.value or b"")
         if self.hold_ms and record.key is not None:
             latest = (_latest_ms(record.key), record.offset)
             while self._latest and self._latest[-1] > latest:
@@ -90,6 +93,7 @@ class PartitionQueue:
     def begin(self, offset: int) -> bool:
         """Take the next record and return whether it has to be processed."""
         record = self.waiting.popleft()
+        self.waiting_bytes -= len(record.value or b"")
         if self._latest and self._latest[0][1] == record.offset:
             self._latest.popleft()
         self.is_changed = True
@@ -126,6 +130,7 @@ class PartitionQueue:
         """Return to the state of the last commit, and keep the records fetched since."""
         again = [*(self._begun[offset] for offset in sorted(self._begun)), *self.waiting]
         self.waiting.clear()
+        self.waiting_bytes = 0
         self._latest.clear()
         for record in again:
             self.add(record)

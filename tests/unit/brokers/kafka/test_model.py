@@ -82,6 +82,16 @@ def test_all_promises_hold_when_there_is_hardly_any_room(
     assert first_violation(range(RUNS // 2)) is None
 
 
+@pytest.mark.parametrize(("held", "unknown"), [(1, 1), (1_000, 400)])
+def test_all_promises_hold_when_hardly_any_bytes_may_be_held(
+    monkeypatch: pytest.MonkeyPatch, held: int, unknown: int
+) -> None:
+    """D6"""
+    monkeypatch.setattr(partition, "MAX_DUE_SOON_BYTES", held)
+    monkeypatch.setattr(partition, "MANY_UNKNOWN_BYTES", unknown)
+    assert first_violation(range(RUNS // 2)) is None
+
+
 def test_in_a_crowd_notes_fit_and_nothing_is_lost_or_doubled_by_a_crash() -> None:
     """D6, D11, E12"""
     bench, random = Bench(), Random(1)

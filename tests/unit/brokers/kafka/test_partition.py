@@ -275,6 +275,21 @@ def test_a_partition_with_full_memory_waits_for_its_next_due_message(
     assert bench.delivered == [("m1", 900), ("m2", 900), ("m0", 1_000), ("m3", HOUR_MS)]
 
 
+def test_large_messages_fill_the_memory_of_a_partition_sooner(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6"""
+    monkeypatch.setattr(partition, "MAX_DUE_SOON_BYTES", 1_500)
+    for number in range(4):
+        bench.schedule(f"m{number}", 1_000 + number, payload=b"x" * 1_000)
+    bench.work()
+    assert len(bench.recorded) == 2
+    assert bench.dispatcher.partition.next_ready_ms() == START_MS + 1_000
+    bench.restart()
+    bench.work()
+    assert len(bench.recorded) == 2
+    bench.pass_to(2_000)
+    assert [id for id, _ in bench.delivered] == [f"m{number}" for number in range(4)]
+
+
 def test_a_partition_whose_note_would_not_fit_is_not_read_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """D6"""
     monkeypatch.setattr("airflow_delay_provider.brokers.kafka.progress.FEW_OPEN", 2)
@@ -443,6 +458,23 @@ def test_messages_that_wait_for_their_channel_keep_no_partition_from_being_read_
     bench.kafka.checks.clear()
     bench.pass_to(15_000)
     assert len({id for id, _ in bench.delivered}) == len(bench.delivered) == 130
+
+
+def test_large_messages_that_wait_for_their_channel_leave_room_for_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "MAX_DUE_SOON_BYTES", 5_000)
+    monkeypatch.setattr(partition, "MANY_UNKNOWN_BYTES", 2_000)
+    bench.kafka.checks["orders"] = ChannelCheck(ChannelStatus.UNKNOWN)
+    for number in range(30):
+        bench.schedule(f"waits-{number}", 1_000, payload=b"x" * 1_000)
+    for number in range(10):
+        bench.schedule(f"other-{number}", 2_000, channel="invoices")
+    bench.pass_to(2_100)
+    assert len(bench.delivered) == 10
+    bench.kafka.checks.clear()
+    bench.pass_to(15_000)
+    assert len({id for id, _ in bench.delivered}) == len(bench.delivered) == 40
 
 
 def test_a_message_whose_channel_cannot_be_written_to_now_rests_again(bench: Bench) -> None:

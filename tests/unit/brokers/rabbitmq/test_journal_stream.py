@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES
 from airflow_delay_provider.brokers.rabbitmq.journal_stream import LOOK_AHEAD, PARKED_SECONDS, EntryBuffer, PendingEntry
 from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.message import Message
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 D, P, R, S = Change.DISPATCHED, Change.PARKED, Change.REQUEUED, Change.SCHEDULED
@@ -32,8 +34,16 @@ def buffer(watch: Watch) -> EntryBuffer:
     return EntryBuffer(watch)
 
 
-def pending(change: Change, name: str = "m1", *, may_be_in_relay: bool = True) -> PendingEntry:
-    entry = JournalEntry(message_id=name, change=change, at=NOW, channel="orders", deliver_at=NOW, position="0.0")
+def pending(change: Change, name: str = "m1", *, may_be_in_relay: bool = True, size: int = 0) -> PendingEntry:
+    entry = JournalEntry(
+        message_id=name,
+        change=change,
+        at=NOW,
+        channel="orders",
+        deliver_at=NOW,
+        position="0.0",
+        message=Message(id=name, channel="orders", payload=b"x" * size, deliver_at=NOW) if size else None,
+    )
     return PendingEntry(entry=entry, may_be_in_relay=may_be_in_relay)
 
 
@@ -92,3 +102,13 @@ def test_no_more_is_released_than_asked_for(buffer: EntryBuffer) -> None:
         buffer.add(pending(S, f"m{n}"))
     assert released(buffer, 2) == [(S, "m0"), (S, "m1")]
     assert released(buffer, 2) == [(S, "m2")]
+
+
+def test_large_messages_leave_no_room_until_they_are_released(buffer: EntryBuffer) -> None:
+    for n in range(4):
+        assert buffer.has_room(1000)
+        buffer.add(pending(S, f"m{n}", size=JOURNAL_PAGE_BYTES // 2))
+    assert not buffer.has_room(1000)
+    assert released(buffer) == [(S, "m0"), (S, "m1")]
+    assert buffer.has_room(1000)
+    assert not buffer.has_room(2)
