@@ -870,6 +870,8 @@ export interface components {
             links: components["schemas"]["PageLinks"];
             /** Continuation */
             continuation: string | null;
+            /** Notice */
+            notice: string | null;
         };
         /**
          * MessageSummary
