@@ -24,6 +24,7 @@ from airflow_delay_provider.spark.datasource.writer import RejectedRowsError
 from airflow_delay_provider.spark.inbox import columns
 from airflow_delay_provider.spark.inbox.columns import InboxRules
 from airflow_delay_provider.spark.inbox.java_client import JavaClientSettings
+from airflow_delay_provider.spark.inbox.rejects import open_folder, stage
 from airflow_delay_provider.spark.inbox.secret_file import settings_from_file
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.admin import ChannelSettings
     from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
     from airflow_delay_provider.brokers.port import Broker
+    from airflow_delay_provider.spark.datasource.rejects import RejectsFolder
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ class InboxReport:
     rows: int
     scheduled: int
     rejected: int
-    #: The folder with the rejected rows; None if there are none.
-    rejects: str | None = None
+    #: The files with the rejected rows.
+    rejects: tuple[str, ...] = ()
 
 
 class InboxRejectsError(RejectedRowsError):
@@ -88,7 +90,8 @@ def write_to_inbox(
     :param on_past: ``deliver`` or ``fail``: what to do with due times that have passed when the write begins.
     :param on_rejects: ``fail`` raises :class:`InboxRejectsError` at the end, ``keep`` does not. All good rows are
         scheduled either way.
-    :param rejects: folder to which Spark appends rejected rows, with their reasons, as JSON lines; needed by ``keep``.
+    :param rejects: folder for rejected rows, with their reasons, as JSON lines; needed by ``keep``. All machines must
+        share it, and each write adds files of its own.
     :param id_prefix: part of derived ids.
     """
     past = parse_choice("on_past", OnPast, on_past)
@@ -97,6 +100,7 @@ def write_to_inbox(
         raise ConfigurationError("rejects: on_rejects='keep' needs a folder, or rejected rows would be lost; name one")
     check_schema(df.schema, channel=channel)
     _require_connector(df.sparkSession)
+    folder = None if rejects is None else open_folder(rejects)
     with find_job_connection(connection, connection_file=connection_file).open() as broker:
         ladder = _require_kafka(broker)
         rules = InboxRules(
@@ -115,7 +119,7 @@ def write_to_inbox(
     checked = columns.check_rows(df, rules)
     report = _write(checked, rules, settings)
     if report.rejected:
-        report = _keep_rejects(checked, report, rejects, fail=policy is OnRejects.FAIL)
+        report = _keep_rejects(checked, report, folder, fail=policy is OnRejects.FAIL)
     log.info(
         "%s rows: %s scheduled through %s, %s rejected", report.rows, report.scheduled, report.inbox, report.rejected
     )
@@ -195,7 +199,7 @@ def _unconfirmed(error: Exception, inbox: str) -> BrokerError | None:
     )
 
 
-def _keep_rejects(checked: DataFrame, report: InboxReport, folder: str | None, *, fail: bool) -> InboxReport:
+def _keep_rejects(checked: DataFrame, report: InboxReport, folder: RejectsFolder | None, *, fail: bool) -> InboxReport:
     """Write the rejected rows down; raise if they are to fail the job."""
     found = columns.rejects(checked)
     if folder is None:
@@ -203,20 +207,21 @@ def _keep_rejects(checked: DataFrame, report: InboxReport, folder: str | None, *
         raise InboxRejectsError(
             report, f"rejects: {_rejected(report)}, for example {samples}. Give a folder to get all of them"
         )
-    counts = Observation()
-    kept = found.observe(counts, f.count(f.lit(1)).alias("rows"))
-    # Null columns are part of what a row says.
-    options = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
-    kept.write.mode("append").options(**options).json(folder)
-    if counts.get["rows"] != report.rejected:
-        raise InboxRejectsError(
-            report,
-            f"rejects: {_rejected(report)}, but {counts.get['rows']} when the rows were read again for {folder}; read"
-            " from stored data, or cache() the DataFrame",
+    parts = stage(found, folder)
+    try:
+        folder.publish(list(parts))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} ({_rejected(report)})") from None
+    files = f"{folder.location.text}/rejects-{folder.write_id}-"
+    if (kept := sum(parts.values())) != report.rejected:
+        # No verdict on rows, so it ends the job whatever on_rejects says.
+        raise ConfigurationError(
+            f"rejects: {_rejected(report)}, but {kept} when the rows were read again for {files}*.jsonl; read from"
+            " stored data, or cache() the DataFrame"
         )
-    report = replace(report, rejects=folder)
+    report = replace(report, rejects=tuple(f"{files}{part}" for part in sorted(parts)))
     if fail:
-        raise InboxRejectsError(report, f"rejects: {_rejected(report)}; see {folder}")
+        raise InboxRejectsError(report, f"rejects: {_rejected(report)}; see {files}*.jsonl")
     return report
 
 

@@ -93,10 +93,14 @@ class RejectsPart:
 
     def write(self, rejects: Iterable[Reject]) -> None:
         """Append rejects."""
-        for reject in rejects:
+        self.write_lines(reject.as_line() for reject in rejects)
+
+    def write_lines(self, lines: Iterable[bytes]) -> None:
+        """Append rejects that are lines of JSON already."""
+        for line in lines:
             if self._file is None:
                 self._file = self._location.create()
-            self._file.write(reject.as_line())
+            self._file.write(line)
 
     def __enter__(self) -> Self:
         return self

@@ -65,10 +65,10 @@ def rejects(checked: DataFrame) -> DataFrame:
 
 
 def _shown(df: DataFrame, name: str) -> Column:
-    """Return a column as JSON can hold it."""
+    """Return a column as JSON can hold it; bytes are in base64, under a name that says so."""
     column, kind = f.col(name), df.schema[name].dataType
     if isinstance(kind, t.BinaryType):
-        return f.struct(f.base64(column).alias("base64")).alias(name)
+        return f.base64(column).alias(f"{name}_base64")
     if isinstance(kind, t.DayTimeIntervalType):
         return times.seconds_of(column).cast("double").alias(name)
     return column

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.acceptance.kafka_soak import read_to_end
 from tests.databases import fresh_database
 from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
 from tests.sparks import CONF
+from tools.servers.kafka import free_ports
 from tools.servers.spark import SparkCluster, client_environment
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("spark")]
@@ -335,25 +336,105 @@ def test_arguments_that_cannot_be_parsed_end_with_code_2(arguments: list[str]) -
 # -- Spark's own Kafka sink --------------------------------------------------------------------------------------------
 
 
-def test_rows_go_through_the_kafka_sink_with_the_same_counts_and_exit_codes(job: Scheduling) -> None:
+class Streaming(Scheduling):
+    """A ladder of its own instead of the ledger, to which the job writes through Spark's own sink."""
+
+    def __init__(self, folder: Path, broker: KafkaBroker, bootstrap: str, connection: dict[str, Any]) -> None:
+        super().__init__(folder)
+        self.broker, self.bootstrap = broker, bootstrap
+        self.channel = fresh_topic(bootstrap)
+        self.connections.write_text(json.dumps({"stream": connection}))
+
+    def run(self, *arguments: object, via: str = "kafka-sink") -> int:
+        return super().run(*arguments, "--channel", self.channel, "--connection", "stream", "--via", via)
+
+    def values(self) -> list[bytes]:
+        """Return the payloads in the inbox."""
+        return sorted(record.value() or b"" for record in read_to_end(self.bootstrap, [self.broker.topology.inbox]))
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Streaming]:
     bootstrap = require_kafka()
     settings = {"ladder": f"bulk-{uuid4().hex[:8]}", "partitions": 2, "max_payload_bytes": 100}
-    channel = fresh_topic(bootstrap)
-    job.connections.write_text(json.dumps({"stream": connection_of(bootstrap, **settings)}))
-    rows = [{"payload": f"row {n}" if n else "x" * 101, "due": DUE} for n in range(20)]
-    pq.write_table(as_table(rows), job.folder / "rows.parquet")
-    arguments = ["--input", job.folder / "rows.parquet", "--column", "deliver_at=due", "--channel", channel]
-    arguments += ["--connection", "stream", "--via", "kafka-sink", "--rejects", job.folder / "rejects"]
     with KafkaBroker(KafkaConfig.from_settings(settings, host=bootstrap)) as broker:
         broker.create_topology()
-        try:
-            assert job.run(*arguments) == 3
-            written = list(read_to_end(bootstrap, [broker.topology.inbox]))
-        finally:
-            delete_ladder(broker)
-    assert {record.value() for record in written} == {b"row %d" % n for n in range(1, 20)}
-    assert (job.report["rows"], job.report["outcomes"], job.report["rejected"]) == (20, {"scheduled": 19}, 1)
-    assert job.run(*arguments, "--on-conflict", "replace") == 2
+        yield Streaming(tmp_path, broker, bootstrap, connection_of(bootstrap, **settings))
+        delete_ladder(broker)
+
+
+def test_rows_go_through_the_kafka_sink_with_the_same_counts_and_exit_codes(stream: Streaming) -> None:
+    rows = [{"payload": f"row {n}" if n else "x" * 101, "due": DUE} for n in range(20)]
+    pq.write_table(as_table(rows), stream.folder / "rows.parquet")
+    folder = stream.folder / "rejects"
+    arguments = ["--input", stream.folder / "rows.parquet", "--column", "deliver_at=due", "--rejects", folder]
+    assert stream.run(*arguments) == 3
+    assert stream.values() == sorted(b"row %d" % n for n in range(1, 20))
+    report = stream.report
+    assert (report["rows"], report["outcomes"], report["rejected"]) == (20, {"scheduled": 19}, 1)
+    assert report["rejects"] == [str(file) for file in folder.iterdir()]
+    assert stream.run(*arguments, "--on-conflict", "replace") == 2
+
+
+def test_rejects_of_several_writes_by_either_way_are_corrected_and_scheduled_from_one_folder(stream: Streaming) -> None:
+    folder = stream.folder / "rejects"
+    for n, via in enumerate(["kafka-sink", "kafka-sink", "data-source"]):
+        path = stream.folder / f"{n}.parquet"
+        schema = pa.schema([("payload", pa.binary()), ("deliver_at", pa.string()), ("priority", pa.int32())])
+        pq.write_table(pa.Table.from_pylist([{"payload": b"\xff%d" % n, "priority": 3}], schema=schema), path)
+        assert stream.run("--input", path, "--rejects", folder, "--on-rejects", "keep", via=via) == 0
+    assert [line["field"] for line in stream.rejects(folder)] == ["deliver_at"] * 3
+    assert stream.values() == []
+    for file in folder.iterdir():
+        [line] = [json.loads(line) for line in file.read_text().splitlines()]
+        line["row"]["deliver_at"] = "2031-01-31T17:00:00Z"
+        file.write_text(f"{json.dumps(line)}\n")
+
+    assert stream.run("--input", folder, "--format", "json", via="data-source") == 0
+
+    assert stream.report["outcomes"]["scheduled"] == 3
+    # The data source writes records in a form of its own, whose end is the payload.
+    assert sorted(value[-2:] for value in stream.values()) == [b"\xff0", b"\xff1", b"\xff2"]
+
+
+def test_rejects_that_are_not_all_written_down_are_no_success(
+    stream: Streaming, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    is_read = stream.folder / "is read"
+
+    def read(_: Iterator[int]) -> Iterator[tuple[str, int, str | None]]:
+        yield from [("x", 60, None)] * (1 if is_read.exists() else 2)
+        is_read.touch()
+
+    rows = spark.sparkContext.parallelize([0], 1).mapPartitions(read)
+    spark.createDataFrame(rows, "payload string, deliver_after int, id string").createOrReplaceTempView("changing")
+    assert stream.run("--table", "changing", "--rejects", stream.folder / "rejects", "--on-rejects", "keep") == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("bulk_schedule: error: rejects: 2 of 2 rows were rejected")
+    assert "but 1 when the rows were read again" in last
+
+
+def test_a_rejects_folder_that_cannot_be_written_schedules_nothing_through_the_kafka_sink(
+    stream: Streaming, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = stream.write("good.jsonl", '{"payload": "one", "due": "2031-01-31T17:00:00Z"}\n')
+    assert stream.run("--input", good, "--column", "deliver_at=due", "--rejects", good / "rejects") == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"bulk_schedule: error: rejects: {good}/rejects/")
+    assert stream.values() == []
+
+
+def test_a_kafka_that_is_down_fails_the_job_of_the_kafka_sink_with_code_1(
+    job: Scheduling, good: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    [port] = free_ports(1)
+    job.connections.write_text(json.dumps({"stream": connection_of(f"127.0.0.1:{port}")}))
+    arguments = ("--connection", "stream", "--via", "kafka-sink", "--column", "deliver_at=due", "--channel", "c")
+    assert job.run("--input", good, *arguments) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("bulk_schedule: ")] == [lines[-1]]
+    assert lines[-1].startswith("bulk_schedule: failed: ")
+    assert f"127.0.0.1:{port}" in lines[-1]
+    assert not [line for line in lines if "\tat " in line or "Traceback" in line]
 
 
 # -- what is missing on the machine ------------------------------------------------------------------------------------

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +28,9 @@ from airflow_delay_provider.domain.exceptions import ConfigurationError, Invalid
 from airflow_delay_provider.spark.kafka_sink import InboxRejectsError, InboxReport, write_to_inbox
 from tests.acceptance.kafka_soak import read_to_end
 from tests.kafkas import connection_of, delete_ladder, dispatching, fresh_topic, read_all, require_kafka
+from tests.sparks import CONF, JOBS
+from tools.servers.component import wait_for
+from tools.servers.spark import client_environment
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -189,6 +198,34 @@ def test_messages_are_delivered_when_due_and_those_of_a_key_in_order(spark: Spar
     assert all(values == sorted(values) for values in by_key.values())
 
 
+def test_a_task_that_fails_once_its_records_are_sent_loses_none_and_repeats_them_with_the_same_ids(
+    inbox: Inbox, kafka_connector: str
+) -> None:
+    channel, rows = inbox.topic(), 1000
+    # With two attempts for each task.
+    command = ["spark-submit", "--master", "local[2,2]", "--jars", kafka_connector]
+    command += [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
+    command += [str(JOBS / "write_to_inbox_with_fault.py"), str(inbox.connection_file), channel]
+    done = subprocess.run(
+        [*command, inbox.bootstrap, inbox.broker.topology.inbox, str(rows)],
+        env={**os.environ, **client_environment()},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert f"rows={rows}, scheduled={rows}, rejected=0" in done.stdout
+    arrived, ids = Counter[int](), dict[int, set[str]]()
+    for record in ours(inbox.all_records(), channel):
+        number = int((record.value() or b"").split()[0])
+        arrived[number] += 1
+        ids.setdefault(number, set()).add(headers_of(record)[protocol.ID])
+    assert arrived.keys() == set(range(rows))
+    assert 100 <= arrived.total() - rows <= rows
+    assert {len(each) for each in ids.values()} == {1}
+    assert len({message_id for each in ids.values() for message_id in each}) == rows
+
+
 # -- rows that do not fit ------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
@@ -243,6 +280,15 @@ def rows_of(spark: SparkSession, rows: list[Mapping[str, Any]]) -> DataFrame:
     return spark.createDataFrame([tuple({**GOOD, **row}.values()) for row in rows], SCHEMA)
 
 
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.glob("rejects-*.jsonl") for line in file.read_text().splitlines()]
+
+
+def read_by(spark: SparkSession, read: Callable[[Iterator[int]], Iterator[tuple[Any, ...]]]) -> DataFrame:
+    """Return the rows that a function yields, each time anew, in one task."""
+    return spark.createDataFrame(spark.sparkContext.parallelize([0], 1).mapPartitions(read), SCHEMA)
+
+
 def test_rows_that_do_not_fit_are_kept_with_the_reason_and_all_others_are_scheduled(
     spark: SparkSession, inbox: Inbox, tmp_path: Path
 ) -> None:
@@ -253,10 +299,10 @@ def test_rows_that_do_not_fit_are_kept_with_the_reason_and_all_others_are_schedu
     report = inbox.write(rows, channel=channel, on_rejects="keep", rejects=str(folder))
 
     assert (report.rows, report.scheduled, report.rejected) == (3 + len(BAD), 3, len(BAD))
-    assert report.rejects == str(folder)
+    assert sorted(report.rejects) == sorted(str(file) for file in folder.iterdir())
     records = ours(inbox.all_records(), channel)
     assert sorted(headers_of(record)[protocol.ID] for record in records) == ["good 0", "good 1", "good 2"]
-    lines = [json.loads(line) for file in folder.glob("*.json") for line in file.read_text().splitlines()]
+    lines = lines_in(folder)
     assert len(lines) == len(BAD)
     by_row = {json.dumps(line["row"], sort_keys=True): line for line in lines}
     for name, (changed, reason) in BAD.items():
@@ -279,8 +325,88 @@ def test_rows_that_do_not_fit_fail_the_job_and_all_others_are_scheduled(
     with pytest.raises(InboxRejectsError, match=f"1 of 2 rows were rejected, .*; see {folder}") as kept:
         inbox.write(rows, channel=channel, rejects=str(folder))
 
-    assert (without.value.report.scheduled, kept.value.report.rejects) == (1, str(folder))
+    assert without.value.report.scheduled == 1
+    assert kept.value.report.rejects == tuple(str(file) for file in folder.iterdir())
     assert len(ours(inbox.all_records(), channel)) == 2
+
+
+@pytest.mark.parametrize("policy", ["fail", "keep"])
+def test_rows_that_are_others_when_they_are_read_again_fail_the_job_whatever_the_policy(
+    spark: SparkSession, inbox: Inbox, tmp_path: Path, policy: str
+) -> None:
+    channel, folder, is_read = inbox.topic(), tmp_path / "rejects", tmp_path / "is read"
+    bad = tuple({**GOOD, "id": None}.values())
+
+    def read(_: Iterator[int]) -> Iterator[tuple[Any, ...]]:
+        yield from [bad] if is_read.exists() else [bad, bad]
+        is_read.touch()
+
+    with pytest.raises(ConfigurationError, match=r"2 of 2 rows were rejected, .* but 1 when the rows were read again"):
+        inbox.write(read_by(spark, read), channel=channel, on_rejects=policy, rejects=str(folder))
+
+    assert len(lines_in(folder)) == 1
+
+
+@pytest.mark.parametrize("place", ["{tmp_path}/file/rejects", "/proc"])
+def test_a_folder_that_cannot_be_written_is_refused_before_any_row_is_sent(
+    spark: SparkSession, inbox: Inbox, tmp_path: Path, place: str
+) -> None:
+    channel = inbox.topic()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigurationError, match=r"rejects: .* cannot be written \(.*\); name a place"):
+        inbox.write(rows_of(spark, [{}]), channel=channel, rejects=place.format(tmp_path=tmp_path))
+
+    assert ours(inbox.all_records(), channel) == []
+
+
+def test_rejects_on_the_disks_of_executors_are_missed_and_stay_there(
+    spark: SparkSession, inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path means another folder in each process, as a local path does on each machine."""
+    channel, name = inbox.topic(), f"rejects-{uuid4().hex}"
+    place = Path(spark.sparkContext.parallelize([0], 1).map(lambda _: os.getcwd()).first())
+    monkeypatch.chdir(tmp_path)
+    try:
+        with pytest.raises(ConfigurationError, match=r"\(1 of 2 rows were rejected, and all others are scheduled\)"):
+            inbox.write(
+                rows_of(spark, [{}, {"id": None}]),
+                channel=channel,
+                on_rejects="keep",
+                rejects=f"/proc/self/cwd/{name}",
+            )
+        assert len(list((place / name).glob("_staged-*/*.jsonl"))) == 1
+    finally:
+        shutil.rmtree(place / name, ignore_errors=True)
+    assert len(ours(inbox.all_records(), channel)) == 1
+
+
+def test_writes_at_once_keep_their_rejects_in_one_folder(spark: SparkSession, inbox: Inbox, tmp_path: Path) -> None:
+    channel, folder = inbox.topic(), tmp_path / "rejects"
+    is_read, is_waiting, is_over = (tmp_path / name for name in ("read", "waiting", "over"))
+    slow, quick = (tuple({**GOOD, "id": None, "payload": name}.values()) for name in ("slow", "quick"))
+
+    def read(_: Iterator[int]) -> Iterator[tuple[Any, ...]]:
+        yield slow
+        if is_read.exists():
+            is_waiting.touch()
+            deadline = time.monotonic() + 120
+            while not is_over.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        is_read.touch()
+
+    keep = {"channel": channel, "on_rejects": "keep", "rejects": str(folder)}
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(inbox.write, read_by(spark, read), **keep)
+        wait_for(
+            lambda: is_waiting.exists() or writing.done(), what="the slow write has begun its rejects", seconds=120
+        )
+        own = inbox.write(read_by(spark, lambda _: iter([quick])), **keep)
+        is_over.touch()
+        other = writing.result(120)
+
+    assert sorted(line["row"]["payload"] for line in lines_in(folder)) == ["quick", "slow"]
+    assert sorted(own.rejects + other.rejects) == sorted(str(file) for file in folder.iterdir())
 
 
 def test_a_past_time_is_delivered_or_rejected_by_policy(spark: SparkSession, inbox: Inbox) -> None:

@@ -86,7 +86,7 @@ def _write_to_inbox(rows: DataFrame, arguments: Namespace) -> Result:
         outcomes={"scheduled": report.scheduled},
         rejected=report.rejected,
         first_reasons=reasons,
-        rejects=None if report.rejects is None else [report.rejects],
+        rejects=None if arguments.rejects is None else report.rejects,
     )
 
 

@@ -74,14 +74,10 @@ def _read_json(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
 
 def _read_rejects(spark: SparkSession, paths: Sequence[str], row: StructType, options: Mapping[str, str]) -> DataFrame:
     """Return the rows of a rejects folder without field and reason; bytes were written in base64."""
-    texts = StructType([each if _is_base64(each) else StructField(each.name, StringType()) for each in row.fields])
-    rows = spark.read.schema(StructType([StructField("row", texts)])).options(**options).json(list(paths))
+    rows = spark.read.schema(StructType([StructField("row", _as_text(row))])).options(**options).json(list(paths))
     columns = {}
     for name in row.names:
         cell = col(f"row.`{name}`")
-        if _is_base64(row[name]):
-            columns[name] = unbase64(cell["base64"])
-            continue
         plain = name.removesuffix(_BASE64)
         if plain != name:
             text = [col(f"row.`{plain}`").cast("binary")] if plain in row.names else []
@@ -89,11 +85,6 @@ def _read_rejects(spark: SparkSession, paths: Sequence[str], row: StructType, op
         else:
             columns.setdefault(name, cell)
     return rows.select(*(cell.alias(name) for name, cell in columns.items()))
-
-
-def _is_base64(cell: StructField) -> bool:
-    """Tell whether it is a cell with bytes as the Kafka sink writes them."""
-    return isinstance(cell.dataType, StructType) and cell.dataType.names == ["base64"]
 
 
 def _as_text(schema: StructType) -> StructType:
