@@ -72,7 +72,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--trigger", type=float, default=1.0, metavar="SECONDS", help="time between micro-batches; default: 1"
     )
     parser.add_argument(
-        "--max-records", type=int, default=50_000, help="most records that a micro-batch reads; default: 50000"
+        "--max-records",
+        type=int,
+        default=50_000,
+        help="most records that a micro-batch reads; lower it for messages of more than 10 kB, because a task keeps its"
+        " share of them in memory; default: 50000",
     )
     parser.add_argument(
         "--release",

@@ -35,7 +35,7 @@ class Kind(IntEnum):
     DELIVER = 6
     #: That the records of a partition before ``offset`` were read, and until when the last of them is held.
     SEEN = 7
-    #: The time of the micro-batch: all messages that were due by then are delivered in it, or were before.
+    #: A time: all messages that were due before it are delivered in this micro-batch, or were before.
     CLOCK = 8
 
 

@@ -66,11 +66,16 @@ def _write_back(spark: SparkSession, config: KafkaConfig, service_id: str, optio
         .option("path", options.checkpoint)
         .option("stateVarName", STATE_NAME)
         .load()
-        .selectExpr("key.shard AS shard", "key.bucket AS bucket", "list_element.frames AS frames")
+        .selectExpr(
+            "key.shard AS shard",
+            "key.bucket AS bucket",
+            "user_map_key.piece AS piece",
+            "user_map_value.frames AS frames",
+        )
     )
     rows = (
         state.repartitionById(options.routing.shards, "shard")
-        .sortWithinPartitions("shard", "bucket", "frames")
+        .sortWithinPartitions("shard", "bucket", "piece")
         .mapInArrow(_make_writer(config, service_id), "count long")
         .collect()
     )

@@ -43,6 +43,9 @@ SETTINGS = {
     # Each micro-batch stores what has changed, and now and then the whole state.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Both bound what Spark and Python exchange at once, which would be thousands of rows however large.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16000000",
+    "spark.sql.execution.arrow.transformWithStateInPySpark.maxStateRecordsPerBatch": "16",
 }
 
 
@@ -77,7 +80,8 @@ class DispatchService:
         self._trimmer = Trimmer(self._clients)
         self._figures = Figures()
         self._watermarks = Watermarks()
-        #: The time of the micro-batch before, which is committed when the next one begins.
+        #: All messages that were due before it have left with the micro-batch before, which is committed when the next
+        #: one begins.
         self._time_ms = 0
         self._done: dict[PartitionId, int] = {}
         self._committed_at = time.monotonic()
@@ -171,22 +175,23 @@ class DispatchService:
             .mapInArrow(make_sink(self._config, self.takeover.service_id, number), SUMMARY)
             .collect()
         )
-        read_any = False
+        read_any, times_ms = False, list[int]()
         for row in rows:
             self._figures.add(json.loads(row.counts))
             for frame in unpack(bytes(row.seen)):
                 if frame.kind is Kind.CLOCK:
-                    self._time_ms = frame.moment_ms
+                    times_ms.append(frame.moment_ms)
                 else:
                     read_any = True
                     self._watermarks.add((frame.topic, frame.partition), frame.offset, frame.moment_ms)
+        self._time_ms = min(times_ms, default=0)
         if read_any:
             self.files.write("watermarks", self._watermarks.to_json())
 
     def _commit_progress(self) -> None:
         """Commit the records before which no message waits, and let the broker delete them.
 
-        The state of the micro-batch before is committed, so all messages that were due by its time have left it.
+        The state of the micro-batch before is committed, so all messages that were due before that time have left it.
         """
         for topic, partition, offset in self._watermarks.at(self._time_ms - 1):
             if self._done.get((topic, partition), -1) < offset:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -22,6 +23,7 @@ from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.spark.streaming.channel_facts import ChannelFacts
 from airflow_delay_provider.spark.streaming.frames import Frame
 from airflow_delay_provider.spark.streaming.transaction import (
+    FENCED,
     TRANSACTION_MS,
     RecordsRefusedError,
     ShardTransaction,
@@ -36,10 +38,11 @@ MOST_BYTES = 8_000_000
 #: How long a shard is written again while the broker does not answer. Then the task fails.
 PATIENCE_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
+#: The longest pause for another writer of this shard that is alive.
+MOST_PAUSE_SECONDS = 16.0
 #: A message that failed is written alone then, and its next failure is a verdict. Of more failures at once, the others
 #: wait again.
 MOST_ALONE = 50
-_FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 T = TypeVar("T")
 
 
@@ -47,10 +50,11 @@ class ShardWriter:
     """Writes the frames of one shard, exactly once for readers of committed records.
 
     Guarantees: the frames of a micro-batch are the same, and in the same order, whenever Spark repeats it. A
-    transaction contains some of them and the number of those that are written. A writer starts by fencing all earlier
-    writers of this shard and then reads that number, so no two write the same frame. The number is kept by the broker
-    for ``offsets.retention.minutes`` after the last one was committed; only a service that was killed between its last
-    transaction and Spark's own commit, and is restarted after that time, writes those frames again.
+    transaction contains some of them and the number of those that are written. A new producer fences all earlier
+    writers of this shard, and the number is read after that and before anything is written with it, so no two write the
+    same frame. The number is kept by the broker for ``offsets.retention.minutes`` after the last one was committed;
+    only a service that was killed between its last transaction and Spark's own commit, and is restarted after that
+    time, writes those frames again.
     """
 
     def __init__(self, config: KafkaConfig, service_id: str, shard: int) -> None:
@@ -62,44 +66,48 @@ class ShardWriter:
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._clock = SystemClock()
-        #: Whether the last transaction may have been committed in spite of an error.
-        self._is_doubtful = False
+        #: How many frames of this micro-batch are written, as far as is known since the producer was made.
+        self._done = 0
 
     def write(self, frames: Iterable[Frame], batch: int) -> Written:
         """Write the frames of a micro-batch that are not written yet, and return what was written."""
         written, position = Written(), 0
-        done = self._patiently(lambda: self._find_done(batch))
+        self._patiently(lambda: self._find_done(batch))
         for chunk in _chunks(frames):
-            start, position = position, position + len(chunk)
-            if position > done:
-                self._write_chunk(chunk, start, batch, max(0, done - start), written)
+            self._write_chunk(chunk, position, batch, written)
+            position += len(chunk)
         return written
 
-    def _write_chunk(self, chunk: Sequence[Frame], start: int, batch: int, skip: int, written: Written) -> None:
-        def attempt() -> None:
-            # An earlier attempt may have been committed in spite of its error.
-            done = max(start + skip, self._find_done(batch) if self._is_doubtful else 0)
-            self._is_doubtful = False
-            if done < start + len(chunk):
-                self._commit(chunk[done - start :], batch, start + len(chunk), written)
+    def _write_chunk(self, chunk: Sequence[Frame], start: int, batch: int, written: Written) -> None:
+        """Write the frames of a chunk that are not written yet; ``start`` is where it begins in the micro-batch."""
+        refusals = Refusals()
 
-        self._patiently(attempt)
+        def attempt() -> bool:
+            if self._producer is None:
+                # Another writer, or an earlier attempt in spite of its error, may have committed more since.
+                self._find_done(batch)
+            return self._done >= start + len(chunk) or self._commit(chunk, start, batch, refusals, written)
+
+        while not self._patiently(attempt):
+            pass
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline, pause = time.monotonic() + PATIENCE_SECONDS, 0.0
         while True:
             try:
                 return call()
             except (KafkaException, BrokerError) as error:
                 self.close()
-                self._is_doubtful = True
                 if time.monotonic() > deadline:
                     raise self._clients.failure(error, "writing due messages") from error
-                if code_of(error) in _FENCED:
-                    # A task on another executor wrote this shard since, as is usual.
+                if code_of(error) not in FENCED:
+                    log.warning("%s: cannot write now, and tries again: %s", self._name, error)
+                    time.sleep(PAUSE_SECONDS)
                     continue
-                log.warning("%s: cannot write now, and tries again: %s", self._name, error)
-                time.sleep(PAUSE_SECONDS)
+                # A task on another executor wrote this shard since, as is usual: the first time needs no pause. Two
+                # attempts that live at once would fence each other forever, so each gives the other more time.
+                time.sleep(pause)
+                pause = min(2 * pause or PAUSE_SECONDS, MOST_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Drop the producer; the broker aborts an open transaction when the next one starts."""
@@ -112,16 +120,15 @@ class ShardWriter:
 
     # -- the number of frames that are written -------------------------------------------------------------------
 
-    def _find_done(self, batch: int) -> int:
-        """Fence earlier writers, and return how many frames of this micro-batch are written."""
+    def _find_done(self, batch: int) -> None:
+        """Fence earlier writers, and learn how many frames of this micro-batch are written."""
         self._require_producer()
         (found,) = self._require_consumer().committed([self._marker(-1, "")], 10.0)
         service_id, _, count = (found.metadata or "").partition(" ")
-        if service_id != self._service_id or found.offset < batch:
-            return 0
-        if found.offset > batch:
+        is_ours = service_id == self._service_id
+        if is_ours and found.offset > batch:
             raise RuntimeError(f"micro-batch {batch} of {self._name} was written by another job; stop one of them")
-        return int(count)
+        self._done = int(count) if is_ours and found.offset == batch else 0
 
     def _marker(self, batch: int, metadata: str) -> TopicPartition:
         return TopicPartition(self._topology.journal, 0, batch, metadata)
@@ -151,41 +158,53 @@ class ShardWriter:
 
     # -- one transaction -----------------------------------------------------------------------------------------
 
-    def _commit(self, chunk: Sequence[Frame], batch: int, done: int, written: Written) -> None:
-        """Commit a transaction with these frames; messages that the broker refuses are dead-lettered or wait again."""
-        verdicts: dict[int, ChannelCheck] = {}
-        alone: set[int] = set()
-        while True:
-            attempt = ShardTransaction(
-                self._require_producer(), self._facts, self._topology, floor_ms(self._clock.now())
-            )
-            try:
-                attempt.fill(chunk, verdicts, alone)
-            except RecordsRefusedError as refused:
-                self._abort()
-                self._facts.forget()
-                for index, error in refused.errors.items():
-                    if index in alone:
-                        verdicts[index] = check_of(error)
-                    elif len(alone) < MOST_ALONE:
-                        alone.add(index)
-                    else:
-                        # Perhaps it was only in a batch with others that are too large together.
-                        verdicts[index] = ChannelCheck(ChannelStatus.UNAVAILABLE, error.str())
-                continue
-            break
+    def _commit(self, chunk: Sequence[Frame], start: int, batch: int, refusals: Refusals, written: Written) -> bool:
+        """Try to commit a transaction with the other frames; return False if the broker refuses messages."""
         producer, group = self._require_producer(), self._require_consumer().consumer_group_metadata()
+        attempt = ShardTransaction(producer, self._facts, self._topology, floor_ms(self._clock.now()))
+        try:
+            attempt.fill(chunk, max(0, self._done - start), refusals.verdicts, refusals.alone)
+        except RecordsRefusedError as refused:
+            self._abort(producer)
+            refusals.learn(refused.errors)
+            self._facts.forget()
+            return False
+        done = start + len(chunk)
         marker = [self._marker(batch, f"{self._service_id} {done}")]
         call_until_done(lambda seconds: producer.send_offsets_to_transaction(marker, group, seconds))
         call_until_done(producer.commit_transaction)
+        self._done = done
         attempt.count(written)
+        return True
 
-    def _abort(self) -> None:
+    def _abort(self, producer: Producer) -> None:
         try:
-            call_until_done(self._require_producer().abort_transaction)
-        except KafkaException:
+            call_until_done(producer.abort_transaction)
+        except KafkaException as error:
+            if code_of(error) in FENCED:
+                raise
             # The broker may not know the transaction, if its first channel was deleted.
             self.close()
+
+
+@dataclass(kw_only=True)
+class Refusals:
+    """What the broker has refused of the frames of one transaction, by their place in it."""
+
+    verdicts: dict[int, ChannelCheck] = field(default_factory=dict)
+    #: To be written alone in the next attempt.
+    alone: set[int] = field(default_factory=set)
+
+    def learn(self, errors: Mapping[int, KafkaError]) -> None:
+        """Decide what the next attempt does with them: they are dead-lettered, or wait again, or are written alone."""
+        for index, error in errors.items():
+            if index in self.alone:
+                self.verdicts[index] = check_of(error)
+            elif len(self.alone) < MOST_ALONE:
+                self.alone.add(index)
+            else:
+                # Perhaps it was only in a batch with others that are too large together.
+                self.verdicts[index] = ChannelCheck(ChannelStatus.UNAVAILABLE, error.str())
 
 
 def _chunks(frames: Iterable[Frame]) -> Iterator[list[Frame]]:

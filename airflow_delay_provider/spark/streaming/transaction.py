@@ -26,6 +26,13 @@ from airflow_delay_provider.spark.streaming.processor import to_rung
 JOURNAL_RECORD_BYTES = 500_000
 #: After a crash, readers of committed records wait so long at most for a transaction that was left open.
 TRANSACTION_MS = 30_000
+#: Another producer has taken the place of this one. That is fatal, and later calls only say so.
+FENCED = {
+    KafkaError._FENCED,
+    KafkaError._FATAL,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+}
 
 
 @dataclass(kw_only=True)
@@ -63,11 +70,11 @@ class ShardTransaction:
         self._narrow: Counter[str] = Counter()
         self._written = Written()
 
-    def fill(self, chunk: Sequence[Frame], verdicts: dict[int, ChannelCheck], alone: set[int]) -> None:
-        """Write everything and wait until it is stored."""
+    def fill(self, chunk: Sequence[Frame], first: int, verdicts: dict[int, ChannelCheck], alone: set[int]) -> None:
+        """Write all frames from ``first`` on and wait until they are stored."""
         self._facts.learn({each for frame in chunk if (each := _channel_of(frame)) is not None})
         self._producer.begin_transaction()
-        for index, frame in enumerate(chunk):
+        for index, frame in enumerate(chunk[first:], first):
             match frame.kind:
                 case Kind.WRITE:
                     self._produce(frame)
@@ -146,7 +153,7 @@ class ShardTransaction:
         def note(error: KafkaError | None, _record: Any) -> None:
             if error is None or error.code() in PURGED:
                 return
-            if index is None:
+            if index is None or error.code() in FENCED:
                 self._broken = error
             else:
                 self._errors[index] = error

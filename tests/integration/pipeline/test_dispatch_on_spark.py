@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -24,6 +28,7 @@ from airflow_delay_provider.spark.streaming import membership
 from tests.integration.pipeline.streaming_dispatcher import StreamedLadder, ids_of, serve_until_refused, streamed_ladder
 from tests.kafkas import delete_ladder, dispatching, fresh_topic, produce, require_kafka
 from tools.servers.component import wait_for
+from tools.servers.spark import client_environment
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -200,3 +205,19 @@ def test_a_ladder_with_a_plain_dispatcher_is_refused(
         wait_for(lambda: others([group])[group].result().members, what="the dispatcher serves", seconds=60)
         with pytest.raises(ConfigurationError, match="dispatcher already serves the ladder"):
             membership.Membership(clients, verify.complete(clients)).join()
+
+
+def test_without_the_connector_the_job_names_the_package(tmp_path: Path):
+    connection = json.dumps({"conn_type": "delay_kafka", "host": "127.0.0.1:1"})
+    arguments = ["--connection", "ladder", "--checkpoint", str(tmp_path / "checkpoint")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "airflow_delay_provider.spark.jobs.dispatch", *arguments],
+        env={**os.environ, **client_environment(), "AIRFLOW_CONN_LADDER": connection},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 2
+    assert "dispatch: error: --packages: Spark's Kafka connector is missing; add --packages org.apache" in ended.stderr
+    assert "Traceback" not in ended.stderr

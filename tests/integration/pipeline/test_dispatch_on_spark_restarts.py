@@ -12,6 +12,7 @@ import pytest
 from airflow_delay_provider.domain.exceptions import BrokerError
 from airflow_delay_provider.domain.lifecycle import Change
 from airflow_delay_provider.domain.message import Message
+from airflow_delay_provider.spark.streaming.processor import RELEASE_BYTES
 from tests.integration.pipeline.streaming_dispatcher import ids_of, serve_until_refused, streamed_ladder
 from tests.integration.pipeline.test_dispatch_on_spark import early, messages_for
 from tests.kafkas import dispatching, fresh_topic, require_kafka
@@ -74,3 +75,28 @@ def test_a_ladder_is_taken_over_survives_kills_and_is_given_back(kafka_connector
         begun = Counter(each.message_id for each in entries if each.change is Change.SCHEDULED)
         assert set(begun.values()) == {1}
         assert set(begun) == {each.id for each in (*first, *second, *last)}
+
+
+def test_more_messages_of_one_time_than_a_task_releases_at_once_leave_once_each_although_the_job_is_killed(
+    kafka_connector: str, tmp_path: Path
+):
+    with streamed_ladder(require_kafka(), kafka_connector, tmp_path) as ladder, ladder.open() as broker:
+        channel = fresh_topic(ladder.bootstrap)
+        ladder.start()
+        due = broker.clock.now() + timedelta(seconds=30)
+        payload = b"x" * 900_000
+        assert 80 * len(payload) > 2 * RELEASE_BYTES
+        messages = [
+            Message(id=uuid4().hex, channel=channel, payload=payload, deliver_at=due, key="one") for _ in range(80)
+        ]
+        for start in range(0, len(messages), 20):
+            broker.schedule(messages[start : start + 20])
+        ladder.received(channel, 1)
+        ladder.kill()
+        ladder.start()
+        ladder.received(channel, len(messages))
+        last = Message(id=uuid4().hex, channel=channel, payload=b"", deliver_at=broker.clock.now())
+        broker.schedule([last])
+        records = ladder.received(channel, len(messages) + 1)
+        assert early(records) == []
+        assert Counter(ids_of(records)) == Counter(each.id for each in (*messages, last))

@@ -70,13 +70,19 @@ def test_success_and_interruption_have_their_codes() -> None:
     [
         ("bulk_schedule", ["--input", "rows.parquet"]),
         ("lateness", ["--output", "here"]),
+        ("dispatch", ["--connection", "ladder", "--checkpoint", "here"]),
     ],
 )
 def test_without_java_each_job_says_what_to_install(job: str, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "bash").symlink_to("/bin/bash")
     ended = subprocess.run(
         [sys.executable, "-m", f"airflow_delay_provider.spark.jobs.{job}", *arguments],
-        env={**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""},
+        env={
+            **os.environ,
+            "PATH": str(tmp_path),
+            "JAVA_HOME": "",
+            "AIRFLOW_CONN_LADDER": '{"conn_type": "delay_kafka", "host": "127.0.0.1:1"}',
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,

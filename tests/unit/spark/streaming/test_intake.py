@@ -127,7 +127,7 @@ def held(sent: Message) -> Frame:
     return Frame(Kind.HELD, TOPOLOGY.inbox, 1, 9, ceil_ms(sent.deliver_at), record.key, record.value)
 
 
-def recalled(state: dict[tuple[str, int, int], Frame], command: Command) -> tuple[list[object], list[Frame]]:
+def recalled(state: set[tuple[str, int, int]], command: Command) -> tuple[list[object], list[Frame]]:
     frame = Frame(Kind.COMMAND, TOPOLOGY.control, 1, 0, 0, None, command.encode())
     frames = list(recall(state, frame, TOPOLOGY, 5))
     entries = [entry for each in frames if each.kind is Kind.ENTRY for entry in decode_entries(each.value or b"")]
@@ -135,29 +135,27 @@ def recalled(state: dict[tuple[str, int, int], Frame], command: Command) -> tupl
 
 
 def test_a_recall_takes_the_message_once_and_is_refused_after_that():
-    sent, frame = message(), held(message())
-    state = {frame.position: frame}
+    sent, state = message(), {held(message()).position}
     command = command_of(sent, RecordPosition(topic=TOPOLOGY.inbox, partition=1, offset=9))
     (answer, change), written = recalled(state, command)
-    assert (getattr(answer, "accepted", None), change, written, state) == (True, Change.CANCELLED, [], {})
+    assert (getattr(answer, "accepted", None), change, written, state) == (True, Change.CANCELLED, [], set())
     (answer,), written = recalled(state, command)
     assert (getattr(answer, "accepted", None), written) == (False, [])
 
 
 def test_a_rescheduled_message_continues_in_a_rung():
-    sent, frame = message(), held(message())
+    sent = message()
     until_ms = ceil_ms(NOW) + 5_000
     command = command_of(
         sent, RecordPosition(topic=TOPOLOGY.inbox, partition=1, offset=9), Change.RESCHEDULED, until_ms
     )
-    _, (written,) = recalled({frame.position: frame}, command)
+    _, (written,) = recalled({held(sent).position}, command)
     assert TOPOLOGY.hold_of(written.topic)
     assert written.partition == 1
     assert wire.held_until_ms(written.key or b"") == until_ms
 
 
 def test_a_command_for_another_partition_is_refused():
-    sent, frame = message(), held(message())._replace(partition=0)
-    state = {frame.position: frame}
+    sent, state = message(), {held(message())._replace(partition=0).position}
     (answer,), _ = recalled(state, command_of(sent, RecordPosition(topic=TOPOLOGY.inbox, partition=0, offset=9)))
     assert (getattr(answer, "accepted", None), len(state)) == (False, 1)
