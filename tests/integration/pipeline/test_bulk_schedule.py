@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -153,6 +153,46 @@ def test_a_table_and_orc_files_are_scheduled_and_a_payload_is_computed(job: Sche
     assert set(job.messages()) == {'{"number":1,"name":"anna"}', '{"number":2,"name":"bert"}'}
     assert job.run("--input", job.folder / "customers", "--format", "orc", *computed) == 0
     assert job.report["outcomes"] == {**job.report["outcomes"], "scheduled": 0, "kept": 2}
+
+
+# -- times without a zone ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["America/St_Johns", "Asia/Kathmandu"])
+def session_zone(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+BERLIN = "deliver_at=try_to_timestamp(concat(due, ' Europe/Berlin'))"
+
+
+@pytest.mark.usefixtures("session_zone")
+def test_the_documented_expression_names_the_zone_of_text_in_any_session_zone(job: Scheduling) -> None:
+    assert BERLIN in (Path(__file__).parents[3] / "docs/pipeline.md").read_text()
+    # In winter, in summer, and with the T of ISO-8601; the others are no times of this zone.
+    times = ["2031-01-31 18:00:00", "2031-07-31 19:00:00.5", "2031-01-31T18:00:00", "2031-01-31T18:00:00Z", "soon", ""]
+    path = job.write("rows.csv", "payload,due\n" + "".join(f"row {n},{due}\n" for n, due in enumerate(times)))
+    folder = job.folder / "rejects"
+    assert job.run("--input", path, "--expression", BERLIN, "--channel", "c", "--rejects", folder) == 3
+    assert {payload: message.deliver_at for payload, message in job.messages().items()} == {
+        "row 0": DUE,
+        "row 1": datetime(2031, 7, 31, 17, 0, 0, 500_000, tzinfo=UTC),
+        "row 2": DUE,
+    }
+    assert sorted((line["row"]["payload"], line["field"]) for line in job.rejects(folder)) == [
+        (f"row {n}", "deliver_at") for n in (3, 4, 5)
+    ]
+
+
+@pytest.mark.usefixtures("session_zone")
+def test_the_documented_expression_names_the_zone_of_timestamps_in_any_session_zone(job: Scheduling) -> None:
+    pq.write_table(
+        as_table([{"payload": "row", "due": DUE.replace(hour=18, tzinfo=None)}]), job.folder / "rows.parquet"
+    )
+    assert job.run("--input", job.folder / "rows.parquet", "--expression", BERLIN, "--channel", "c") == 0
+    assert job.messages()["row"].deliver_at == DUE
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
