@@ -29,6 +29,7 @@ from airflow_delay_provider.spark.jobs import BULK_SCHEDULE
 from airflow_delay_provider.spark.jobs.bulk_schedule import main
 from tests.acceptance.kafka_soak import read_to_end
 from tests.databases import fresh_database
+from tests.integration.pipeline.targets import CONN_ID, serving
 from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
 from tests.sparks import CONF
 from tools.servers.spark import SparkCluster, client_environment
@@ -50,14 +51,9 @@ class Scheduling:
 
     def run(self, *arguments: object) -> int:
         """Return the exit code."""
-        given = [
-            *map(str, arguments),
-            "--connection-file",
-            str(self.connections),
-            "--report",
-            str(self.folder / "report"),
-        ]
-        return main(given)
+        usual = ("--connection-file", self.connections, "--report", self.folder / "report")
+        # Of two reports, the last one counts.
+        return main([str(each) for each in (*usual, *arguments)])
 
     @property
     def report(self) -> dict[str, Any]:
@@ -283,6 +279,36 @@ def test_a_dry_run_counts_the_same_rejects_and_writes_nothing(
     assert job.run(*arguments, "--on-rejects", "keep") == 0
 
 
+def test_without_a_ledger_nobody_is_told_to_send_all_rows_again(
+    job: Scheduling, bad: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with serving("rabbitmq", tmp_path, request) as target:
+        connection = ("--connection", CONN_ID, "--connection-file", target.options["connectionFile"])
+        assert job.run("--input", bad, "--channel", target.channel, *connection) == 3
+    assert "if your consumers ignore repeated ids: this broker does not know ids" in capfd.readouterr().err
+    assert job.run("--input", bad, "--channel", "c") == 3
+    assert "; give --rejects FOLDER to get all of them, and schedule the same input again" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_a_report_that_cannot_be_written_at_the_end_says_that_the_rows_are_scheduled(
+    job: Scheduling, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = job.folder / "report"
+
+    def take_the_name_of_the_report(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        report.mkdir()
+
+    rows = spark.sql("SELECT 'one' AS payload").coalesce(1)
+    rows.mapInArrow(take_the_name_of_the_report, "payload string").createOrReplaceTempView("rows_of_a_long_job")
+    assert job.run("--table", "rows_of_a_long_job", "--channel", "c", "--deliver-after", 3600) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"bulk_schedule: error: --report: {report} cannot be written (")
+    assert last.endswith("; all good rows are scheduled, so do not schedule them again")
+    assert set(job.messages()) == {"one"}
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +346,18 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
     "no channel": (["--input", "GOOD", "--column", "deliver_at=due"], "channel: the column is missing; "),
     "an input and a table": (["--input", "GOOD", "--table", "t"], "--input: give either --input or --table; "),
     "rejects that would be lost": (["--input", "GOOD", "--on-rejects", "keep"], "--rejects: is missing"),
+    "a report that cannot be written": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--report", "GOOD/report"],
+        "--report: GOOD cannot be written (",
+    ),
+    "a report that is a folder": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--report", "/"],
+        "--report: / is a folder; ",
+    ),
+    "a rejects folder that cannot be written": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--rejects", "/proc"],
+        "rejects: /proc cannot be written (",
+    ),
     "a connection that is not there": (
         ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--connection", "orders"],
         "connectionFile: ",
@@ -335,7 +373,7 @@ def test_a_mistake_is_one_sentence_that_names_the_option_and_schedules_nothing(
     assert job.run(*(each.replace("GOOD", str(good)) for each in arguments)) == 2
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("bulk_schedule: ")] == [lines[-1]]
-    assert lines[-1].startswith(f"bulk_schedule: error: {sentence}"), lines
+    assert lines[-1].startswith(f"bulk_schedule: error: {sentence.replace('GOOD', str(good))}"), lines
     assert "; " in lines[-1]
     assert not [line for line in lines if "\tat " in line or "Traceback" in line]
     assert job.messages() == {}
