@@ -153,11 +153,12 @@ class DelayWriter(DataSourceArrowWriter):
 
     def _describe_rejects(self, total: WriteCounts) -> str:
         columns = ", ".join(f"{name} {count}" for name, count in total.rejects.most_common())
-        place = (
-            "name a folder with the option rejects to get all of them"
-            if self.rejects is None
-            else f"they are in {self.rejects.location.text}/rejects-{self.rejects.write_id}-*.jsonl"
-        )
+        if self.rejects is not None:
+            place = f"they are in {self.rejects.location.text}/rejects-{self.rejects.write_id}-*.jsonl"
+        else:
+            place = "name a folder with the option rejects to get all of them"
+            if not self.connection.holds_in_ledger:
+                place += " (a repeated write sends all other rows again, with their ids)"
         reasons = "; ".join(total.reasons)
         return (
             f"{total.rejects.total()} of {total.rows} rows were rejected ({columns}) and all others are scheduled;"

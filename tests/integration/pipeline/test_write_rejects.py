@@ -119,8 +119,13 @@ def test_a_write_with_rejects_fails_at_its_end_and_has_scheduled_the_others(
     assert len(target.received(20)) == 20
 
 
-def test_without_a_folder_the_failure_says_how_to_get_the_rejects(spark: SparkSession, target: Target):
-    with pytest.raises(AnalysisException, match=r"1 of 1 rows were rejected .* name a folder with the option rejects"):
+@pytest.mark.parametrize("broker", BROKERS)
+def test_without_a_folder_the_failure_says_how_to_get_the_rejects(
+    spark: SparkSession, broker: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    again = "; " if broker in KNOWS_IDS else r" \(a repeated write sends all other rows again, with their ids\); "
+    sentence = f"1 of 1 rows were rejected .* name a folder with the option rejects to get all of them{again}correct"
+    with serving(broker, tmp_path, request) as target, pytest.raises(AnalysisException, match=sentence):
         target.write(spark.createDataFrame([row_of("bad", priority=-1)], COLUMNS))
 
 
