@@ -1,9 +1,10 @@
 """Schedules rows while tasks fail: ``schedule_with_faults.py PLAN``, a JSON list of writes.
 
-Each write has ``options`` of the data source, ``rows``, ``partitions``, and a ``fault`` that its first task meets once
-the broker has confirmed some of its messages: ``raise`` fails it, ``kill`` kills its executor, and ``slow`` makes it
-wait until Spark has run a copy of it. ``confirmed`` says where to see that: the URL of a ledger, a Kafka topic with its
-bootstrap server, or a RabbitMQ queue with its URL.
+Each write has a ``name``, which its Spark jobs have as description, ``options`` of the data source, ``rows``,
+``partitions``, and a ``fault`` that its first task meets once the broker has confirmed some of its messages: ``raise``
+fails it, ``kill`` kills its executor, and ``slow`` makes it wait until Spark has run a copy of it. ``confirmed`` says
+where to see that: the URL of a ledger, a Kafka topic with its bootstrap server, or a RabbitMQ queue with its URL. All
+other tasks wait for the file ``met``, so that what is confirmed by then is of the first one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def count_confirmed(place: dict[str, str]) -> int:
             from sqlalchemy import create_engine, text
 
             with create_engine(place["url"]).connect() as connection:
-                return int(connection.execute(text("SELECT count(*) FROM scheduled_message")).scalar_one())
+                return int(connection.execute(text("SELECT count(*) FROM delay_scheduled_message")).scalar_one())
         case "kafka":
             from confluent_kafka import Consumer, TopicPartition
 
@@ -48,12 +49,17 @@ def count_confirmed(place: dict[str, str]) -> int:
         return int(connection.channel().queue_declare(place["channel"], passive=True).method.message_count)
 
 
-def meet_fault(write: dict[str, Any]) -> None:
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + SECONDS
-    while count_confirmed(write["confirmed"]) < BATCH:
+    while not is_so():
         if time.monotonic() > deadline:
-            raise TimeoutError("the broker has confirmed nothing")
+            raise TimeoutError(f"{what}: not within {SECONDS} s")
         time.sleep(0.1)
+
+
+def meet_fault(write: dict[str, Any]) -> None:
+    wait_until(lambda: count_confirmed(write["confirmed"]) >= BATCH, "the broker has confirmed a batch")
+    Path(write["met"]).touch()
     match write["fault"]:
         case "raise":
             raise ValueError("the source is broken for a moment")
@@ -70,6 +76,8 @@ def with_fault(write: dict[str, Any]) -> Any:
         context = TaskContext.get()
         assert context is not None
         fails = context.partitionId() == 0 and context.attemptNumber() == 0
+        if not fails:
+            wait_until(Path(write["met"]).exists, "the first task has met its fault")
         for number, batch in enumerate(batches):
             if fails and number == BEFORE:
                 meet_fault(write)
@@ -95,6 +103,7 @@ for write in json.loads(Path(sys.argv[1]).read_text()):
         sf.lit("2020-01-01T00:00:00Z").alias("deliver_at"),
     )
     rows = rows.mapInArrow(with_fault(write), "payload string, deliver_at string")
+    spark.sparkContext.setJobDescription(write["name"])
     rows.write.format("delay").mode("append").options(**write["options"]).save()
-    print("written:", write["options"]["report"])
+    print("written:", write["name"])
 spark.stop()

@@ -46,7 +46,8 @@ class Reject:
 class RejectsFolder:
     """Where the rejected rows of one write go; all its processes must see the same folder.
 
-    Rejects of failed tasks, and of copies of a task that Spark gave up, stay in the staging folder and are deleted.
+    Rejects of failed tasks, and of copies of a task that Spark gave up, stay in the staging folder and are deleted with
+    it. It is kept if rejects cannot be published: by then, all other rows are scheduled.
     """
 
     location: Location
@@ -58,16 +59,24 @@ class RejectsFolder:
         return RejectsPart(self._staging.child(f"{name}.jsonl"))
 
     def publish(self, parts: Sequence[str]) -> None:
-        """Move the files of finished tasks to their place, and delete all others."""
-        for part in parts:
-            staged = self._staging.child(part)
-            if not staged.exists():
-                raise ConfigurationError(
-                    f"rejects: {staged.text} is not there, so an executor on another machine wrote it to its own disk;"
-                    " name a folder that all machines share, such as s3://bucket/folder"
-                )
-            staged.move(self.location.child(f"rejects-{self.write_id}-{part}"))
-        self.discard()
+        """Move the files of finished tasks to their place, and delete all others; a failure keeps what is not moved."""
+        try:
+            for part in parts:
+                self._publish(self._staging.child(part), self.location.child(f"rejects-{self.write_id}-{part}"))
+            self.discard()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}; rejected rows that are not in {self.location.text} yet stay in {self._staging.text}, so move"
+                " its files by hand"
+            ) from None
+
+    def _publish(self, staged: Location, target: Location) -> None:
+        if not staged.exists():
+            raise ConfigurationError(
+                f"rejects: {staged.text} is not there, so an executor on another machine wrote it to its own disk;"
+                " name a folder that all machines share, such as s3://bucket/folder"
+            )
+        staged.move(target)
 
     def discard(self) -> None:
         """Delete what is staged."""

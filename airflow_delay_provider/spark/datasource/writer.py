@@ -95,10 +95,10 @@ class DelayWriter(DataSourceArrowWriter):
         folder, report = None, None
         if options.rejects is not None:
             folder = RejectsFolder(location=Location.parse("rejects", options.rejects), write_id=uuid4().hex)
-            folder.location.make_folder()
+            folder.location.prepare_folder()
         if options.report is not None:
             report = Location.parse("report", options.report)
-            report.make_parent()
+            report.prepare_file()
         connection = find_job_connection(options.connection, hold=options.hold, connection_file=options.connection_file)
         _prepare_broker(connection, options)
         return cls(options=options, connection=connection, rejects=folder, report=report)
@@ -128,19 +128,24 @@ class DelayWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the rejects and the report of a write whose tasks have all succeeded."""
         total = _sum(messages)
-        if self.rejects is not None:
-            self.rejects.publish(total.parts)
-        if self.report is not None:
-            self.report.write(json.dumps(self._as_report(total), indent=2).encode() + b"\n")
         # The log of the process that commits: PySpark configures no logging in it.
         sys.stderr.write(f"{self._describe(total)}\n")
+        try:
+            if self.rejects is not None:
+                self.rejects.publish(total.parts)
+            if self.report is not None:
+                self.report.write(json.dumps(self._as_report(total), indent=2).encode() + b"\n")
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; all good rows are scheduled, so do not write them again") from None
         if total.rejects and self.options.on_rejects is OnRejects.FAIL:
             raise RejectedRowsError(self._describe_rejects(total))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete the rejects of a write that failed; messages that are scheduled stay so."""
-        del messages
-        if self.rejects is not None:
+        """Delete the rejects of a write that failed; messages that are scheduled stay so.
+
+        Spark also aborts a write whose commit has failed: then all tasks have a message, and their rejects are needed.
+        """
+        if self.rejects is not None and None in messages:
             self.rejects.discard()
 
     def _describe(self, total: WriteCounts) -> str:
@@ -148,11 +153,12 @@ class DelayWriter(DataSourceArrowWriter):
 
     def _describe_rejects(self, total: WriteCounts) -> str:
         columns = ", ".join(f"{name} {count}" for name, count in total.rejects.most_common())
-        place = (
-            "name a folder with the option rejects to get all of them"
-            if self.rejects is None
-            else f"they are in {self.rejects.location.text}/rejects-{self.rejects.write_id}-*.jsonl"
-        )
+        if self.rejects is not None:
+            place = f"they are in {self.rejects.location.text}/rejects-{self.rejects.write_id}-*.jsonl"
+        else:
+            place = "name a folder with the option rejects to get all of them"
+            if not self.connection.holds_in_ledger:
+                place += " (a repeated write sends all other rows again, with their ids)"
         reasons = "; ".join(total.reasons)
         return (
             f"{total.rejects.total()} of {total.rows} rows were rejected ({columns}) and all others are scheduled;"
@@ -166,6 +172,7 @@ class DelayWriter(DataSourceArrowWriter):
             "outcomes": {outcome.value: total.outcomes[outcome.value] for outcome in Outcome},
             "rejected": total.rejects.total(),
             "rejected_by_column": dict(total.rejects),
+            "knows_ids": self.connection.holds_in_ledger,
             "first_reasons": total.reasons,
             "rejects": None
             if self.rejects is None

@@ -26,9 +26,7 @@ _JSON = {
 def open_folder(text: str) -> RejectsFolder:
     """Return the folder for the rejects of one write; refuse one that the driver cannot write to."""
     folder = RejectsFolder(location=Location.parse("rejects", text), write_id=uuid4().hex)
-    with folder.open_part("probe") as part:
-        part.write_lines([b""])
-    folder.discard()
+    folder.location.prepare_folder()
     return folder
 
 

@@ -29,6 +29,7 @@ from airflow_delay_provider.spark.jobs import BULK_SCHEDULE
 from airflow_delay_provider.spark.jobs.bulk_schedule import main
 from tests.acceptance.kafka_soak import read_to_end
 from tests.databases import fresh_database
+from tests.integration.pipeline.targets import CONN_ID, serving
 from tests.kafkas import connection_of, delete_ladder, fresh_topic, require_kafka
 from tests.sparks import CONF
 from tools.servers.kafka import free_ports
@@ -51,14 +52,9 @@ class Scheduling:
 
     def run(self, *arguments: object) -> int:
         """Return the exit code."""
-        given = [
-            *map(str, arguments),
-            "--connection-file",
-            str(self.connections),
-            "--report",
-            str(self.folder / "report"),
-        ]
-        return main(given)
+        usual = ("--connection-file", self.connections, "--report", self.folder / "report")
+        # Of two reports, the last one counts.
+        return main([str(each) for each in (*usual, *arguments)])
 
     @property
     def report(self) -> dict[str, Any]:
@@ -156,6 +152,46 @@ def test_a_table_and_orc_files_are_scheduled_and_a_payload_is_computed(job: Sche
     assert job.report["outcomes"] == {**job.report["outcomes"], "scheduled": 0, "kept": 2}
 
 
+# -- times without a zone ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["America/St_Johns", "Asia/Kathmandu"])
+def session_zone(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+BERLIN = "deliver_at=try_to_timestamp(concat(due, ' Europe/Berlin'))"
+
+
+@pytest.mark.usefixtures("session_zone")
+def test_the_documented_expression_names_the_zone_of_text_in_any_session_zone(job: Scheduling) -> None:
+    assert BERLIN in (Path(__file__).parents[3] / "docs/pipeline.md").read_text()
+    # In winter, in summer, and with the T of ISO-8601; the others are no times of this zone.
+    times = ["2031-01-31 18:00:00", "2031-07-31 19:00:00.5", "2031-01-31T18:00:00", "2031-01-31T18:00:00Z", "soon", ""]
+    path = job.write("rows.csv", "payload,due\n" + "".join(f"row {n},{due}\n" for n, due in enumerate(times)))
+    folder = job.folder / "rejects"
+    assert job.run("--input", path, "--expression", BERLIN, "--channel", "c", "--rejects", folder) == 3
+    assert {payload: message.deliver_at for payload, message in job.messages().items()} == {
+        "row 0": DUE,
+        "row 1": datetime(2031, 7, 31, 17, 0, 0, 500_000, tzinfo=UTC),
+        "row 2": DUE,
+    }
+    assert sorted((line["row"]["payload"], line["field"]) for line in job.rejects(folder)) == [
+        (f"row {n}", "deliver_at") for n in (3, 4, 5)
+    ]
+
+
+@pytest.mark.usefixtures("session_zone")
+def test_the_documented_expression_names_the_zone_of_timestamps_in_any_session_zone(job: Scheduling) -> None:
+    pq.write_table(
+        as_table([{"payload": "row", "due": DUE.replace(hour=18, tzinfo=None)}]), job.folder / "rows.parquet"
+    )
+    assert job.run("--input", job.folder / "rows.parquet", "--expression", BERLIN, "--channel", "c") == 0
+    assert job.messages()["row"].deliver_at == DUE
+
+
 # -- ids ---------------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +280,36 @@ def test_a_dry_run_counts_the_same_rejects_and_writes_nothing(
     assert job.run(*arguments, "--on-rejects", "keep") == 0
 
 
+def test_without_a_ledger_nobody_is_told_to_send_all_rows_again(
+    job: Scheduling, bad: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with serving("rabbitmq", tmp_path, request) as target:
+        connection = ("--connection", CONN_ID, "--connection-file", target.options["connectionFile"])
+        assert job.run("--input", bad, "--channel", target.channel, *connection) == 3
+    assert "if your consumers ignore repeated ids: this broker does not know ids" in capfd.readouterr().err
+    assert job.run("--input", bad, "--channel", "c") == 3
+    assert "; give --rejects FOLDER to get all of them, and schedule the same input again" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_a_report_that_cannot_be_written_at_the_end_says_that_the_rows_are_scheduled(
+    job: Scheduling, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = job.folder / "report"
+
+    def take_the_name_of_the_report(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        report.mkdir()
+
+    rows = spark.sql("SELECT 'one' AS payload").coalesce(1)
+    rows.mapInArrow(take_the_name_of_the_report, "payload string").createOrReplaceTempView("rows_of_a_long_job")
+    assert job.run("--table", "rows_of_a_long_job", "--channel", "c", "--deliver-after", 3600) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"bulk_schedule: error: --report: {report} cannot be written (")
+    assert last.endswith("; all good rows are scheduled, so do not schedule them again")
+    assert set(job.messages()) == {"one"}
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +347,18 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
     "no channel": (["--input", "GOOD", "--column", "deliver_at=due"], "channel: the column is missing; "),
     "an input and a table": (["--input", "GOOD", "--table", "t"], "--input: give either --input or --table; "),
     "rejects that would be lost": (["--input", "GOOD", "--on-rejects", "keep"], "--rejects: is missing"),
+    "a report that cannot be written": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--report", "GOOD/report"],
+        "--report: GOOD cannot be written (",
+    ),
+    "a report that is a folder": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--report", "/"],
+        "--report: / is a folder; ",
+    ),
+    "a rejects folder that cannot be written": (
+        ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--rejects", "/proc"],
+        "rejects: /proc cannot be written (",
+    ),
     "a connection that is not there": (
         ["--input", "GOOD", "--column", "deliver_at=due", "--channel", "c", "--connection", "orders"],
         "connectionFile: ",
@@ -296,7 +374,7 @@ def test_a_mistake_is_one_sentence_that_names_the_option_and_schedules_nothing(
     assert job.run(*(each.replace("GOOD", str(good)) for each in arguments)) == 2
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("bulk_schedule: ")] == [lines[-1]]
-    assert lines[-1].startswith(f"bulk_schedule: error: {sentence}"), lines
+    assert lines[-1].startswith(f"bulk_schedule: error: {sentence.replace('GOOD', str(good))}"), lines
     assert "; " in lines[-1]
     assert not [line for line in lines if "\tat " in line or "Traceback" in line]
     assert job.messages() == {}

@@ -17,6 +17,8 @@ class Result:
     rejected: int = 0
     rejected_by_column: Mapping[str, int] = field(default_factory=dict)
     first_reasons: Sequence[str] = ()
+    #: Whether the same rows can be scheduled again, and none is there twice.
+    knows_ids: bool = False
     #: Files with the rejected rows.
     rejects: Sequence[str] | None = None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from airflow_delay_provider.domain.exceptions import ConfigurationError
 from airflow_delay_provider.spark.datasource.locations import Location
 from airflow_delay_provider.spark.jobs.bulk.arguments import DATA_SOURCE, NAME
 from airflow_delay_provider.spark.jobs.bulk.check import CheckDataSource
@@ -37,16 +38,30 @@ def check(spark: SparkSession, rows: DataFrame, arguments: Namespace) -> Result:
         return _write(rows, CheckDataSource.name(), options)
 
 
-def write_report(result: Result, seconds: float, arguments: Namespace) -> None:
+def prepare_report(arguments: Namespace) -> Location | None:
+    """Return the file of ``--report``, once it is known that it can be written."""
+    if not arguments.report:
+        return None
+    location = Location.parse("--report", arguments.report)
+    location.prepare_file()
+    return location
+
+
+def write_report(report: Location, result: Result, seconds: float, arguments: Namespace) -> None:
     """Write the counts and the duration as JSON."""
-    report = result.as_json(
+    content = result.as_json(
         seconds,
         input=arguments.input or arguments.table,
         connection=arguments.connection or "delay_default",
         via=arguments.via,
         dry_run=arguments.dry_run,
     )
-    Location.parse("--report", arguments.report).write(json.dumps(report, indent=2).encode() + b"\n")
+    try:
+        report.write(json.dumps(content, indent=2).encode() + b"\n")
+    except ConfigurationError as error:
+        if arguments.dry_run:
+            raise
+        raise ConfigurationError(f"{error}; all good rows are scheduled, so do not schedule them again") from None
 
 
 def data_source_options(arguments: Namespace) -> dict[str, str]:

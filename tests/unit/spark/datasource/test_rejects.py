@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -82,6 +83,24 @@ def test_a_failed_write_leaves_no_rejects(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+def test_rejects_that_cannot_be_published_stay_where_they_are(tmp_path: Path):
+    folder = folder_in(tmp_path)
+    names = ["00000-1.jsonl", "00001-2.jsonl"]
+    for name in names:
+        with folder.open_part(name.removesuffix(".jsonl")) as part:
+            part.write([Reject.of(batch_of({"id": ""}), 0, ERROR)])
+    (tmp_path / "rejects-w1-00001-2.jsonl").mkdir()
+    with pytest.raises(ConfigurationError) as failed:
+        folder.publish(names)
+    assert re.fullmatch(
+        rf"rejects: {tmp_path}/_staged-w1/00001-2.jsonl cannot be written \(.+\); .+; rejected rows that are not in"
+        rf" {tmp_path} yet stay in {tmp_path}/_staged-w1, so move its files by hand",
+        str(failed.value),
+    )
+    assert (tmp_path / "rejects-w1-00000-1.jsonl").is_file()
+    assert os.listdir(tmp_path / "_staged-w1") == ["00001-2.jsonl"]
+
+
 def test_rejects_on_the_disk_of_another_machine_are_reported(tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"rejects: .*00000-1.jsonl is not there, so an executor on another"):
         folder_in(tmp_path).publish(["00000-1.jsonl"])
@@ -102,6 +121,9 @@ def test_a_relative_path_means_the_same_for_all_processes(tmp_path: Path, monkey
     ("text", "sentence"),
     [
         ("s3://key:secret@bucket/rejects", "rejects: the URI contains credentials, which Spark would show; leave"),
+        ("s3://bucket/rejects?access_key=secret", "rejects: the URI has a query or a fragment; end it with the path"),
+        ("gs://bucket/rejects#1", "rejects: the URI has a query or a fragment; end it with the path"),
+        ("file:///rejects?", "rejects: the URI has a query or a fragment; end it with the path"),
         ("gopher://host/rejects", "rejects: gopher://host/rejects cannot be used (Unrecognized filesystem type"),
     ],
 )
@@ -112,7 +134,44 @@ def test_a_place_that_cannot_be_used_is_refused(text: str, sentence: str):
     assert "secret" not in str(refused.value)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
+def test_a_path_may_have_any_characters(tmp_path: Path):
+    folder = folder_in(tmp_path / "rejects?x=y#1")
+    with folder.open_part("00000-1") as part:
+        part.write([Reject.of(batch_of({"id": ""}), 0, ERROR)])
+    folder.publish(["00000-1.jsonl"])
+    assert os.listdir(tmp_path / "rejects?x=y#1") == ["rejects-w1-00000-1.jsonl"]
+
+
+def test_a_folder_is_prepared_and_left_empty(tmp_path: Path):
+    Location.parse("rejects", str(tmp_path / "a/b")).prepare_folder()
+    assert os.listdir(tmp_path / "a/b") == []
+
+
+@pytest.mark.parametrize("place", ["file/rejects", "/proc"])
+def test_a_folder_that_cannot_be_written_is_refused(place: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"rejects: .*/file/rejects cannot be written \(.*\); name a place"):
-        Location.parse("rejects", str(tmp_path / "file/rejects")).make_folder()
+    with pytest.raises(ConfigurationError, match=r"rejects: .*(/file/rejects|/proc) cannot be written \(.*\); name a"):
+        Location.parse("rejects", str(tmp_path / place)).prepare_folder()
+
+
+def test_a_file_is_prepared_without_a_change_to_one_that_exists(tmp_path: Path):
+    (tmp_path / "report").write_text("earlier")
+    Location.parse("report", str(tmp_path / "report")).prepare_file()
+    Location.parse("report", str(tmp_path / "new/report")).prepare_file()
+    assert (tmp_path / "report").read_text() == "earlier"
+    assert os.listdir(tmp_path / "new") == []
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("", "report: {} is a folder; name a file"),
+        ("file/report", "report: {}/file cannot be written ("),
+        ("/proc/report", "report: /proc cannot be written ("),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused(place: str, sentence: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError) as refused:
+        Location.parse("report", str(tmp_path / place)).prepare_file()
+    assert str(refused.value).startswith(sentence.format(tmp_path))
