@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from airflow_delay_provider.brokers.ledger.database import Ledger
+from airflow_delay_provider.brokers.ledger.embedded import EmbeddedBroker
 from airflow_delay_provider.domain.lifecycle import JournalEntry
 from airflow_delay_provider.domain.message import Message
-from airflow_delay_provider.spark.connection import find_job_connection
 from airflow_delay_provider.spark.failures import Evidence, Verdict, classify
 from airflow_delay_provider.spark.jobs import lateness
 from airflow_delay_provider.spark.jobs.command import ExitCode
@@ -343,14 +342,15 @@ def test_a_journal_that_is_named_twice_is_refused(
 
 
 def test_connections_whose_messages_one_ledger_holds_are_reported_side_by_side(
-    file: str, spark: SparkSession, tmp_path: Path, sqlite_url: str, capsys: pytest.CaptureFixture[str]
+    events: Ledger, file: str, spark: SparkSession, tmp_path: Path, sqlite_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = {"conn_type": "rabbitmq", "host": "nowhere", "extra": {"hold": "ledger", "ledger_url": sqlite_url}}
     Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | {"a": held, "b": held}))
     due = datetime.now(UTC) + timedelta(hours=1)
-    for name, count in (("a", 2), ("b", 3), (NAME, 5)):
-        with closing(find_job_connection(name, connection_file=file).open()) as broker:
-            broker.schedule([Message(channel="orders", payload=b"x", deliver_at=due) for _ in range(count)])
+    ids = ["a0", "a1", "b0", "b1", "b2", "own"]
+    EmbeddedBroker(events).schedule([Message(id=each, channel="orders", payload=b"x", deliver_at=due) for each in ids])
+    with events.engine.execution_options(writes=True).begin() as connection:
+        connection.execute(text("UPDATE delay_scheduled_message SET destination = substr(id, 1, 1) WHERE id <> 'own'"))
 
     assert run(tmp_path / "out", file, connections=("a", "b")) == ExitCode.OK
 
