@@ -1,7 +1,8 @@
 """Each day, report how late messages were: figures in Parquet, a page with plots, a text for a chat.
 
 A run reads the entries of the journal that are new since the run before, so the folder must stay; on a cluster, name
-one that all machines share: {"output": "s3://reports/lateness"}. If a run was missed, the next one catches up.
+one that all machines share: {"output": "s3://reports/lateness"}. If a run was missed, the next one catches up; what the
+journal no longer has by then is missing, and the report says so (--accept-gap).
 
 Define the connection of the cluster, or one that runs Spark inside the task:
 
@@ -37,7 +38,7 @@ with DAG(
     },
     tags=["delay", "example", "spark"],
     doc_md=__doc__,
-):
+) as dag:
     SparkSubmitRetryOperator(
         task_id="report",
         conn_id=SPARK,
@@ -47,6 +48,8 @@ with DAG(
         application_args=[
             *(word for broker in BROKERS for word in ("--connection", broker)),
             *("--output", "{{ params.output }}"),
+            # Without it, each night fails once entries were deleted before a run could read them.
+            "--accept-gap",
             *("--slo-seconds", "{{ params.slo_seconds }}", "--slo-target", "{{ params.slo_target }}"),
         ],
         # For one small job on one machine; use the settings of your cluster.

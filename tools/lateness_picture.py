@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def send_and_report(folder: Path, *, minutes: float) -> None:
     """Send messages, wait until they are dispatched, and run the job."""
     from airflow_delay_provider.spark.jobs import lateness
+    from airflow_delay_provider.spark.jobs.command import ExitCode
     from tests.integration.pipeline.three_brokers import ALL, three_brokers
     from tests.rabbits import under_test
 
@@ -82,7 +83,7 @@ def send_and_report(folder: Path, *, minutes: float) -> None:
         give_up(scene.brokers[ALL[0]], channels[ALL[0]][0])
         arguments = ["--connection-file", str(scene.connection_file), "--output", str(folder / "report")]
         done = lateness.main([*arguments, *(word for name in ALL for word in ("--connection", name))])
-        if done != lateness.OK:
+        if done != ExitCode.OK:
             raise RuntimeError(f"the job ended with {done}")
 
 

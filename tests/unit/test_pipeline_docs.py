@@ -53,6 +53,8 @@ def test_every_option_of_the_page_exists_and_the_dag_is_a_dag() -> None:
         "--conf",
         "--release",
         "--fail-on-slo",
+        "--full",
+        "--accept-gap",
         "--copied",
         "--index",
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,17 @@ def journal_end(
     found = find_job_connection(connection, hold=hold, connection_file=connection_file)
     read_from, copy_of = _find_copy(found) if copied else (found, None)
     return str(_table_of(read_from).end(read_from, copy_of=copy_of))
+
+
+def journal_gap(options: Mapping[str, str]) -> str | None:
+    """Say which entries behind the option ``after`` may be deleted already; None if none is.
+
+    Call it on the driver.
+
+    :param options: those of the read.
+    """
+    table = open_table(replace(ReadOptions.parse(options), on_gap=OnGap.CONTINUE), {})
+    return None if table.section.after is None else table.find_gap()
 
 
 def open_table(options: ReadOptions, columns: Mapping[str, str]) -> JournalTable:

@@ -21,7 +21,7 @@ from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change
 from airflow_delay_provider.spark.connection import JobConnection
 from airflow_delay_provider.spark.datasource.filters import Condition, sql_of
 from airflow_delay_provider.spark.datasource.journal import JournalTable, Section, TimeSource, make_journal_batch
-from airflow_delay_provider.spark.datasource.positions import JournalPosition
+from airflow_delay_provider.spark.datasource.positions import OF_CONNECTION, JournalPosition
 from airflow_delay_provider.spark.datasource.ranges import Range, split
 from airflow_delay_provider.spark.datasource.record_batches import open_ledger, stream_rows
 
@@ -63,7 +63,11 @@ class LedgerJournal(JournalTable):
         with open_ledger(connection) as ledger, ledger.read() as session:
             identity = read_identity(session)
             now_ms = session.execute(select(database_now_ms(session))).scalar_one()
-            name = f"ledger {identity.id}" + (f", copy of {copy_of.conn_id}" if copy_of is not None else "")
+            name = f"ledger {identity.id}"
+            if copy_of is not None:
+                name += f", copy of {copy_of.conn_id}"
+            elif connection.conn_type != "delay":
+                name += f"{OF_CONNECTION}{connection.conn_id}"
             return JournalPosition(journal=name, taken_at_ms=int(now_ms), numbers=_end_numbers(session))
 
     def find_gap(self) -> str | None:

@@ -9,6 +9,9 @@ from datetime import datetime
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import ConfigurationError
 
+#: Between a ledger's journal and a connection, if only the messages of that connection are read.
+OF_CONNECTION = ", messages of "
+
 
 @dataclass(frozen=True, kw_only=True)
 class JournalPosition:
@@ -43,6 +46,11 @@ class JournalPosition:
         if position is None:
             raise ConfigurationError(f"{option}: {text[:200]!r} is no position; use one that journal_end() returned")
         return position
+
+    def overlaps(self, other: JournalPosition) -> bool:
+        """Whether entries are in both journals: a ledger's own has those of each connection that it holds, too."""
+        mine, theirs = self.journal, other.journal
+        return mine == theirs or mine.startswith(theirs + OF_CONNECTION) or theirs.startswith(mine + OF_CONNECTION)
 
     def require_same_journal(self, option: str, other: JournalPosition) -> None:
         """Refuse to continue in another journal than the one of this position."""

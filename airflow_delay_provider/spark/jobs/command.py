@@ -45,6 +45,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     #: All good rows are scheduled, and ``--on-rejects fail`` is given.
     REJECTS = 3
+    #: The report is written, and ``--fail-on-slo`` is given.
+    SLO_MISSED = 3
     INTERRUPTED = 130
 
 

@@ -103,21 +103,26 @@ def period_lateness(frequencies: DataFrame, by: Sequence[str]) -> DataFrame:
 def _duplicates(entries: DataFrame) -> DataFrame:
     """Count dispatches of an id beyond the first one and one for each time that it was requeued.
 
+    They are looked for in the day of a dispatch and the day before, however many days are computed at once.
+
     Most ids are dispatched once, so the others are found by a number of eight bytes, and only those are sorted.
     """
     sent = entries.where(F.col("change").isin(Change.DISPATCHED.value, Change.REQUEUED.value))
     sent = sent.withColumn("hour", _hour()).withColumn("mark", F.xxhash64("connection", "message_id"))
     repeated = sent.where(_is(Change.DISPATCHED)).groupBy("mark").agg(F.count("*").alias("times"))
     suspects = sent.join(repeated.where(F.col("times") > 1).select("mark"), on="mark", how="left_semi")
-    of_id = Window.partitionBy("connection", "message_id")
-    in_order = Window.partitionBy("connection", "message_id", "change").orderBy(_moment(), "position")
-    numbered = suspects.select(
+    seen = suspects.withColumn("counted_day", F.explode(F.array("day", F.date_add("day", 1))))
+    of_id = Window.partitionBy("connection", "message_id", "counted_day")
+    in_order = Window.partitionBy("connection", "message_id", "counted_day", "change").orderBy(_moment(), "position")
+    numbered = seen.select(
         *HOUR,
         "change",
+        "counted_day",
         F.row_number().over(in_order).alias("number"),
         F.count_if(_is(Change.REQUEUED)).over(of_id).alias("requeues"),
     )
     extra = numbered.where(_is(Change.DISPATCHED) & (F.col("number") > F.col("requeues") + 1))
+    extra = extra.where(F.col("counted_day") == F.col("day"))
     return extra.groupBy(*HOUR).agg(F.count("*").alias("duplicates"))
 
 

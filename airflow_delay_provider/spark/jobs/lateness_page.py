@@ -80,6 +80,7 @@ def render_markdown(report: Report, plots: Sequence[str]) -> str:
 
 def _header(report: Report) -> Iterator[str]:
     options = report.options
+    yield from _warnings(report)
     if report.first is None:
         yield "The journals have no entries yet."
         return
@@ -88,6 +89,18 @@ def _header(report: Report) -> Iterator[str]:
     yield (
         f"Target: {options.slo_target:.3%} of messages dispatched within {options.slo_seconds:g} s of their due time."
     )
+
+
+def _warnings(report: Report) -> Iterator[str]:
+    for gap in report.gaps:
+        yield (
+            f"Incomplete: entries of {gap.connection} between {gap.since} and {gap.until} may be missing: {gap.reason}."
+        )
+    if report.later_days:
+        yield (
+            f"Left out: entries of {', '.join(report.later_days)}. These days are after today, so the clock of a client"
+            " was wrong."
+        )
 
 
 def _notes(report: Report) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812 - as everyone writes it
 
 from airflow_delay_provider.spark.jobs.lateness_figures import INEXACT, PERCENTILES, period_lateness
-from airflow_delay_provider.spark.jobs.lateness_folder import FREQUENCIES, HOURLY, REASONS, FolderState, ReportFolder
+from airflow_delay_provider.spark.jobs.lateness_folder import (
+    FREQUENCIES,
+    HOURLY,
+    REASONS,
+    FolderState,
+    Gap,
+    ReportFolder,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -94,11 +101,14 @@ class Report:
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     anomalies: Sequence[Mapping[str, Any]] = ()
     reasons: Sequence[Mapping[str, Any]] = ()
+    gaps: Sequence[Gap] = ()
+    #: Days after today that have entries: the clock of a client was wrong.
+    later_days: Sequence[str] = ()
 
-    @property
-    def keeps_target(self) -> bool:
-        """Whether each connection dispatched enough messages in time."""
-        return all(each.in_time is None or each.in_time >= self.options.slo_target for each in self.connections)
+    def missed(self, connections: Collection[str]) -> list[Summary]:
+        """Return those of these connections that dispatched too few messages in time."""
+        judged = [each for each in self.connections if each.connection in connections]
+        return [each for each in judged if each.in_time is not None and each.in_time < self.options.slo_target]
 
 
 def write_report(
@@ -108,8 +118,8 @@ def write_report(
     options: ReportOptions,
     *,
     say: Callable[[str], None],
-) -> bool:
-    """Write ``report.html``, ``report.md`` and their plots; return whether the target was kept."""
+) -> Report:
+    """Write ``report.html``, ``report.md`` and their plots, and return what they say."""
     from airflow_delay_provider.spark.jobs.lateness_page import render_html, render_markdown
     from airflow_delay_provider.spark.jobs.lateness_plots import draw_plots
 
@@ -121,18 +131,22 @@ def write_report(
     folder.write("report.html", render_html(report, plots).encode())
     for each in report.connections:
         say(_line(each, options))
-    return report.keeps_target
+    return report
 
 
 def gather(spark: SparkSession, folder: ReportFolder, state: FolderState, options: ReportOptions) -> Report:
     """Compute the report from the figures of the last days."""
     made_at = datetime.now(UTC)
-    if not state.days:
-        return Report(options=options, first=None, last=None, made_at=made_at)
-    last = date.fromisoformat(state.days[-1])
-    first = max(date.fromisoformat(state.days[0]), last - timedelta(days=options.days - 1))
-    hourly = _since(spark, folder, HOURLY, first).cache()
-    frequencies = _since(spark, folder, FREQUENCIES, first)
+    days = [day for day in state.days if day <= str(made_at.date())]
+    later_days = state.days[len(days) :]
+    if not days:
+        return Report(options=options, first=None, last=None, made_at=made_at, gaps=state.gaps, later_days=later_days)
+    last = date.fromisoformat(days[-1])
+    first = max(date.fromisoformat(days[0]), last - timedelta(days=options.days - 1))
+    counted = {day: state.figures[day] for day in days if day >= str(first)}
+    # Hours are in UTC; Python would get a timestamp in the zone of the driver.
+    hourly = _figures(spark, folder, HOURLY, counted).withColumn("hour", F.col("hour").cast("timestamp_ntz")).cache()
+    frequencies = _figures(spark, folder, FREQUENCIES, counted)
     try:
         channels = _summaries(hourly, frequencies, by=["connection", "channel"], most=MOST_CHANNELS)
         busiest = [(each.connection, each.channel) for each in channels]
@@ -148,20 +162,26 @@ def gather(spark: SparkSession, folder: ReportFolder, state: FolderState, option
             traffic=_traffic(hourly),
             curves=_curves(frequencies),
             anomalies=_anomalies(hourly),
-            reasons=_reasons(_since(spark, folder, REASONS, first)),
+            reasons=_reasons(_figures(spark, folder, REASONS, counted)),
+            gaps=[gap for gap in state.gaps if gap.until >= str(first)],
+            later_days=later_days,
         )
     finally:
         hourly.unpersist()
 
 
-def _since(spark: SparkSession, folder: ReportFolder, table: str, first: date) -> DataFrame:
+def _figures(spark: SparkSession, folder: ReportFolder, table: str, counted: Mapping[str, str]) -> DataFrame:
+    """Return the figures of days, each of the run that counts for it."""
     schema = {
         HOURLY: "hour timestamp, connection string, channel string, p50_ms double, p95_ms double, p99_ms double,"
-        f" max_ms bigint, day date, {', '.join(f'{name} bigint' for name in _SUMMED)}",
-        FREQUENCIES: "connection string, channel string, lateness_ms bigint, n bigint, day date",
-        REASONS: "connection string, channel string, change string, reason string, n bigint, day date",
+        f" max_ms bigint, {', '.join(f'{name} bigint' for name in _SUMMED)}",
+        FREQUENCIES: "connection string, channel string, lateness_ms bigint, n bigint",
+        REASONS: "connection string, channel string, change string, reason string, n bigint",
     }[table]
-    return spark.read.schema(schema).parquet(folder.at(table)).where(F.col("day") >= F.lit(first))
+    reader = spark.read.schema(f"{schema}, run string, day date").option("basePath", folder.at(table))
+    found = reader.parquet(*folder.figures_of(table, counted.values()))
+    run_of_day = F.concat_ws(" ", F.col("day").cast("string"), "run")
+    return found.where(run_of_day.isin([f"{day} {run}" for day, run in counted.items()]))
 
 
 def _summaries(hourly: DataFrame, frequencies: DataFrame, *, by: list[str], most: int) -> list[Summary]:
