@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.ledger.database import Ledger
 
 DEFAULT_VISIBILITY = timedelta(minutes=5)
-#: A page of a journal ends with the entry that makes its messages this large.
-JOURNAL_PAGE_BYTES = 16 * 1024 * 1024
-
-
-def is_full_page(entries: Sequence[JournalEntry], limit: int) -> bool:
-    """Whether a page of a journal ended at ``limit`` or at its size, so that more entries may be there already."""
-    return len(entries) >= limit or sum(map(size_of_entry, entries)) >= JOURNAL_PAGE_BYTES
-
-
-def size_of_entry(entry: JournalEntry) -> int:
-    """Return the bytes of the payload that an entry carries."""
-    return 0 if entry.message is None else len(entry.message.payload)
 
 
 class Outcome(StrEnum):

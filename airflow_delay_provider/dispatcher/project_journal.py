@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from airflow_delay_provider.brokers.ledger import projection
-from airflow_delay_provider.brokers.port import NeedsDispatcher, is_full_page
+from airflow_delay_provider.brokers.port import NeedsDispatcher
 from airflow_delay_provider.dispatcher.broker_connection import BrokerConnection, OpenBroker
 from airflow_delay_provider.dispatcher.loop import Context
 from airflow_delay_provider.domain.clock import ceil_ms, floor_ms
-from airflow_delay_provider.domain.lifecycle import JournalEntry
+from airflow_delay_provider.domain.lifecycle import JournalEntry, is_full_page
 
 #: Most entries in one transaction.
 PAGE = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
@@ -13,6 +14,8 @@ from airflow_delay_provider.domain.message import Message
 CLAIM = timedelta(seconds=60)
 #: The position before the first entry.
 FROM_THE_START = ""
+#: A page of a journal ends with the entry that makes its messages this large.
+JOURNAL_PAGE_BYTES = 16 * 1024 * 1024
 
 
 class State(IntEnum):
@@ -108,3 +111,13 @@ class JournalEntry:
     def lateness(self) -> timedelta | None:
         """How long after its due time the change happened; None if that is unknown."""
         return None if self.reason == TIME_UNKNOWN else self.at - self.deliver_at
+
+
+def is_full_page(entries: Sequence[JournalEntry], limit: int) -> bool:
+    """Whether a page of a journal ended at ``limit`` or at its size, so that more entries may be there already."""
+    return len(entries) >= limit or sum(map(size_of_entry, entries)) >= JOURNAL_PAGE_BYTES
+
+
+def size_of_entry(entry: JournalEntry) -> int:
+    """Return the bytes of the payload that an entry carries."""
+    return 0 if entry.message is None else len(entry.message.payload)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_delay_provider.brokers.port import is_full_page
 from airflow_delay_provider.domain.exceptions import ConfigurationError
-from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES
+from airflow_delay_provider.domain.lifecycle import FINAL_CHANGES, is_full_page
 from airflow_delay_provider.hooks.delay import find_dispatcher_warning, ledger_id_of
 from airflow_delay_provider.triggers.broker_thread import BrokerThread
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, Broker, size_of_entry
+from airflow_delay_provider.brokers.port import Broker
 from airflow_delay_provider.domain.arguments import OnConflict
-from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import JOURNAL_PAGE_BYTES, Change, JournalEntry, size_of_entry
 from airflow_delay_provider.domain.message import Message
 from tests.contract.harness import BrokerHarness
 

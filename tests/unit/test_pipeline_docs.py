@@ -51,6 +51,7 @@ def test_every_option_of_the_page_exists_and_the_dag_is_a_dag() -> None:
         "--packages",
         "--jars",
         "--conf",
+        "--max-records",
         "--release",
         "--fail-on-slo",
         "--full",

@@ -20,10 +20,15 @@ from airflow_delay_provider.brokers.kafka.client import KafkaClients
 from airflow_delay_provider.brokers.kafka.header_protocol import clean_reason
 from airflow_delay_provider.brokers.kafka.reader import PartitionId, Reader, log_starts, stable_ends
 from airflow_delay_provider.brokers.kafka.wire import Envelope, encode_key
-from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.domain.clock import from_ms
 from airflow_delay_provider.domain.exceptions import InvalidMessageError
-from airflow_delay_provider.domain.lifecycle import FROM_THE_START, Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import (
+    FROM_THE_START,
+    JOURNAL_PAGE_BYTES,
+    Change,
+    JournalEntry,
+    size_of_entry,
+)
 
 log = logging.getLogger(__name__)
 

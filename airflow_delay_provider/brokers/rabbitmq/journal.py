@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_delay_provider.brokers.broker_held import REVERSIBLE, RecentOutcomes, keep_outcome
-from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.brokers.rabbitmq.journal_stream import (
     BEFORE_ALL,
     SCAN_PAGE,
@@ -23,7 +22,7 @@ from airflow_delay_provider.brokers.rabbitmq.journal_stream import (
 from airflow_delay_provider.brokers.rabbitmq.management import TOTALS_LAG, DispatchCheck, DispatchStatus
 from airflow_delay_provider.domain.clock import Clock
 from airflow_delay_provider.domain.exceptions import BrokerError
-from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import JOURNAL_PAGE_BYTES, Change, JournalEntry, size_of_entry
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.connection import AmqpConnection

@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES, size_of_entry
 from airflow_delay_provider.brokers.rabbitmq.dispatch_times import DispatchTimes, offset_of
 from airflow_delay_provider.brokers.rabbitmq.errors import translate
 from airflow_delay_provider.brokers.rabbitmq.names import is_parked_exchange
@@ -21,7 +20,13 @@ from airflow_delay_provider.brokers.rabbitmq.receive import AmqpMessage, Consume
 from airflow_delay_provider.brokers.rabbitmq.topology import is_exchange
 from airflow_delay_provider.brokers.rabbitmq.wire import CHANNEL, DecodedMessage, decode_message
 from airflow_delay_provider.domain.exceptions import BrokerError, InvalidMessageError
-from airflow_delay_provider.domain.lifecycle import TIME_UNKNOWN, Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import (
+    JOURNAL_PAGE_BYTES,
+    TIME_UNKNOWN,
+    Change,
+    JournalEntry,
+    size_of_entry,
+)
 
 if TYPE_CHECKING:
     from airflow_delay_provider.brokers.rabbitmq.connection import AmqpConnection

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from airflow_delay_provider.brokers.port import JOURNAL_PAGE_BYTES
 from airflow_delay_provider.brokers.rabbitmq.journal_stream import LOOK_AHEAD, PARKED_SECONDS, EntryBuffer, PendingEntry
-from airflow_delay_provider.domain.lifecycle import Change, JournalEntry
+from airflow_delay_provider.domain.lifecycle import JOURNAL_PAGE_BYTES, Change, JournalEntry
 from airflow_delay_provider.domain.message import Message
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
