@@ -167,7 +167,8 @@ class Scene:
             records = {id_of(record): record for record in read_to_end(self.bootstrap, [self.topology.dead])}
             return records if wanted <= records.keys() else None
 
-        return wait_for(found, what="messages among the dead")
+        # Of a deleted topic, a busy broker speaks the truth late, and each check costs a message another 10 s.
+        return wait_for(found, what="messages among the dead", seconds=200)
 
     def history(self, message_id: str, *, since: str = FROM_THE_START, least: int = 0) -> list[JournalEntry]:
         """What the journal says of a message, once there is so much."""

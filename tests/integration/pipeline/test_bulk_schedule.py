@@ -497,7 +497,7 @@ def test_a_rejects_folder_that_cannot_be_written_schedules_nothing_through_the_k
 ) -> None:
     good = stream.write("good.jsonl", '{"payload": "one", "due": "2031-01-31T17:00:00Z"}\n')
     assert stream.run("--input", good, "--column", "deliver_at=due", "--rejects", good / "rejects") == 2
-    assert capfd.readouterr().err.splitlines()[-1].startswith(f"bulk_schedule: error: rejects: {good}/rejects/")
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"bulk_schedule: error: rejects: {good}/rejects")
     assert stream.values() == []
 
 
