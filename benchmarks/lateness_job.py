@@ -90,7 +90,7 @@ def _load_day(database: Postgres, url: str, day: int, rows: int) -> None:
     messages = rows // 2
     first_ms = FIRST_DAY_MS + day * DAY_MS + 1000
     due = f"{first_ms} + i * {DAY_MS - 20_000}::bigint / {messages}"
-    late = "CASE WHEN i % 1000 = 0 THEN 8000 ELSE (i * 7919) % 997 END"
+    late = "CASE WHEN i % 1000 = 0 THEN 8000 ELSE (i::bigint * 7919) % 997 END"
     source = f"generate_series(0, {messages - 1}) AS g(i)"
     columns = "(xid, message_seq, message_id, channel, change, at_ms, deliver_at_ms)"
     with closing(database.connect(url)) as connection:
