@@ -19,12 +19,13 @@ from airflow_delay_provider.domain.clock import floor_ms
 from airflow_delay_provider.domain.exceptions import BrokerError, ConfigurationError
 from airflow_delay_provider.spark.connection import find_job_connection
 from airflow_delay_provider.spark.datasource.options import OnRejects
+from airflow_delay_provider.spark.datasource.rejects import RejectsFolder
 from airflow_delay_provider.spark.datasource.schema import check_schema
 from airflow_delay_provider.spark.datasource.writer import RejectedRowsError
 from airflow_delay_provider.spark.inbox import columns
 from airflow_delay_provider.spark.inbox.columns import InboxRules
 from airflow_delay_provider.spark.inbox.java_client import JavaClientSettings
-from airflow_delay_provider.spark.inbox.rejects import open_folder, stage
+from airflow_delay_provider.spark.inbox.rejects import stage
 from airflow_delay_provider.spark.inbox.secret_file import settings_from_file
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from airflow_delay_provider.brokers.kafka.admin import ChannelSettings
     from airflow_delay_provider.brokers.kafka.broker import KafkaBroker
     from airflow_delay_provider.brokers.port import Broker
-    from airflow_delay_provider.spark.datasource.rejects import RejectsFolder
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def write_to_inbox(
         raise ConfigurationError("rejects: on_rejects='keep' needs a folder, or rejected rows would be lost; name one")
     check_schema(df.schema, channel=channel)
     _require_connector(df.sparkSession)
-    folder = None if rejects is None else open_folder(rejects)
+    folder = None if rejects is None else RejectsFolder.prepare(rejects)
     with find_job_connection(connection, connection_file=connection_file).open() as broker:
         ladder = _require_kafka(broker)
         rules = InboxRules(
@@ -212,16 +212,16 @@ def _keep_rejects(checked: DataFrame, report: InboxReport, folder: RejectsFolder
         folder.publish(list(parts))
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} ({_rejected(report)})") from None
-    files = f"{folder.location.text}/rejects-{folder.write_id}-"
+    files = folder.file_of("*.jsonl").text
     if (kept := sum(parts.values())) != report.rejected:
         # No verdict on rows, so it ends the job whatever on_rejects says.
         raise ConfigurationError(
-            f"rejects: {_rejected(report)}, but {kept} when the rows were read again for {files}*.jsonl; read from"
-            " stored data, or cache() the DataFrame"
+            f"rejects: {_rejected(report)}, but {kept} when the rows were read again for {files}; read from stored"
+            " data, or cache() the DataFrame"
         )
-    report = replace(report, rejects=tuple(f"{files}{part}" for part in sorted(parts)))
+    report = replace(report, rejects=tuple(folder.file_of(part).text for part in sorted(parts)))
     if fail:
-        raise InboxRejectsError(report, f"rejects: {_rejected(report)}; see {files}*.jsonl")
+        raise InboxRejectsError(report, f"rejects: {_rejected(report)}; see {files}")
     return report
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 from airflow_delay_provider.domain.exceptions import ConfigurationError, DelayError
 from airflow_delay_provider.spark.datasource.locations import Location
@@ -54,6 +55,17 @@ class RejectsFolder:
     #: Unique for the write.
     write_id: str
 
+    @classmethod
+    def prepare(cls, text: str) -> RejectsFolder:
+        """Return the folder for the rejects of a new write; refuse one that the driver cannot write to."""
+        folder = cls(location=Location.parse("rejects", text), write_id=uuid4().hex)
+        folder.location.prepare_folder()
+        return folder
+
+    def file_of(self, part: str) -> Location:
+        """Return where a file of this write is once it is published."""
+        return self.location.child(f"rejects-{self.write_id}-{part}")
+
     def open_part(self, name: str) -> RejectsPart:
         """Return the file of one task, created with its first reject."""
         return RejectsPart(self._staging.child(f"{name}.jsonl"))
@@ -62,7 +74,7 @@ class RejectsFolder:
         """Move the files of finished tasks to their place, and delete all others; a failure keeps what is not moved."""
         try:
             for part in parts:
-                self._publish(self._staging.child(part), self.location.child(f"rejects-{self.write_id}-{part}"))
+                self._publish(self._staging.child(part), self.file_of(part))
             self.discard()
         except ConfigurationError as error:
             raise ConfigurationError(

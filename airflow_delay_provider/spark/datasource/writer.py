@@ -94,8 +94,7 @@ class DelayWriter(DataSourceArrowWriter):
         """Return a writer whose broker answers: what is wrong for all rows is one error, before any is written."""
         folder, report = None, None
         if options.rejects is not None:
-            folder = RejectsFolder(location=Location.parse("rejects", options.rejects), write_id=uuid4().hex)
-            folder.location.prepare_folder()
+            folder = RejectsFolder.prepare(options.rejects)
         if options.report is not None:
             report = Location.parse("report", options.report)
             report.prepare_file()
@@ -154,7 +153,7 @@ class DelayWriter(DataSourceArrowWriter):
     def _describe_rejects(self, total: WriteCounts) -> str:
         columns = ", ".join(f"{name} {count}" for name, count in total.rejects.most_common())
         if self.rejects is not None:
-            place = f"they are in {self.rejects.location.text}/rejects-{self.rejects.write_id}-*.jsonl"
+            place = f"they are in {self.rejects.file_of('*.jsonl').text}"
         else:
             place = "name a folder with the option rejects to get all of them"
             if not self.connection.holds_in_ledger:
@@ -174,9 +173,7 @@ class DelayWriter(DataSourceArrowWriter):
             "rejected_by_column": dict(total.rejects),
             "knows_ids": self.connection.holds_in_ledger,
             "first_reasons": total.reasons,
-            "rejects": None
-            if self.rejects is None
-            else [f"{self.rejects.location.text}/rejects-{self.rejects.write_id}-{part}" for part in total.parts],
+            "rejects": None if self.rejects is None else [self.rejects.file_of(part).text for part in total.parts],
         }
 
 

@@ -9,11 +9,10 @@ from uuid import uuid4
 
 from pyspark.sql import functions as f
 
-from airflow_delay_provider.spark.datasource.locations import Location
-from airflow_delay_provider.spark.datasource.rejects import RejectsFolder
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
+
+    from airflow_delay_provider.spark.datasource.rejects import RejectsFolder
 
 _JSON = {
     # Null columns are part of what a row says.
@@ -21,13 +20,6 @@ _JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timeZone": "UTC",
 }
-
-
-def open_folder(text: str) -> RejectsFolder:
-    """Return the folder for the rejects of one write; refuse one that the driver cannot write to."""
-    folder = RejectsFolder(location=Location.parse("rejects", text), write_id=uuid4().hex)
-    folder.location.prepare_folder()
-    return folder
 
 
 def stage(rejects: DataFrame, folder: RejectsFolder) -> dict[str, int]:
