@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import plots
 from benchmarks.measurement import Measurement, Results
-from benchmarks.results import show
+from benchmarks.results import machine_line, show
 
 #: The aim for the 99th percentile in the large ledger, in times that in the small one.
 MOST = 1.5
@@ -52,16 +52,13 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def api_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables about the HTTP API in ``docs/performance.md`` by their names."""
-    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
     postgresql = f"PostgreSQL {machine['postgresql']}" if machine["postgresql"] else "no PostgreSQL"
-    line = (
-        f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
-        f" Python {machine['python']}, Airflow {machine['airflow']}, FastAPI {machine['fastapi']},"
-        f" uvicorn {machine['uvicorn']}, SQLite {machine['sqlite']}, {postgresql};"
-        f" {machine['repeats']} repeats of {machine['requests']} requests for each route and ledger;"
-        f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
+    software = (
+        f"Airflow {machine['airflow']}, FastAPI {machine['fastapi']}, uvicorn {machine['uvicorn']},"
+        f" SQLite {machine['sqlite']}, {postgresql};"
+        f" {machine['repeats']} repeats of {machine['requests']} requests for each route and ledger"
     )
-    return {"api machine": line, "api requests": table(measurements)}
+    return {"api machine": machine_line(measurements, machine, software), "api requests": table(measurements)}
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from benchmarks.kafka_writes import BUCKETS, DELAYS_MS, RADIXES
 from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import BARE_COLOR, draw_bars, draw_lateness, finish, finish_lateness, panels, save
 from benchmarks.rabbitmq_report import Aim
-from benchmarks.results import show
+from benchmarks.results import machine_line, show
 
 #: By name.
 Rates = Mapping[str, Sequence[float]]
@@ -70,7 +70,7 @@ DESIGNS = (*(f"radix {radix}" for radix in RADIXES), BUCKETS)
 def kafka_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return them by their names."""
     return {
-        "kafka machine": _machine_line(measurements, machine),
+        "kafka machine": machine_line(measurements, machine, _software(machine)),
         "kafka aims": aims_table(measurements),
         "kafka rates": _table(measurements, lambda m: m.unit in ("messages/s", "moves/s")),
         "kafka cpu": _table(measurements, lambda m: m.unit == "us/message"),
@@ -113,13 +113,10 @@ _ROWS = {
 }
 
 
-def _machine_line(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> str:
-    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
+def _software(machine: Mapping[str, Any]) -> str:
     return (
-        f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
-        f" Python {machine['python']}, Kafka {machine['kafka']} (one node, idle: {machine['idle_cpu_percent']} % of a"
-        f" core), confluent-kafka {machine['confluent-kafka']};"
-        f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
+        f"Kafka {machine['kafka']} (one node, idle: {machine['idle_cpu_percent']} % of a core),"
+        f" confluent-kafka {machine['confluent-kafka']}"
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import BARE_COLOR, draw_bars, finish, panels, save
 from benchmarks.rabbitmq_report import Aim
-from benchmarks.results import show
+from benchmarks.results import machine_line, show
 
 #: By store and variant.
 Rates = dict[tuple[str, str], list[float]]
@@ -95,15 +95,12 @@ def aims_table(measurements: Sequence[Measurement]) -> str:
 
 def pipeline_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables by their names."""
-    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
-    line = (
-        f"Measured {measurements[0].date} ({size}, {machine['rows']} rows) on {machine['cores']} cores,"
-        f" {machine['system']}, Python {machine['python']}, PySpark {machine['pyspark']}, PyArrow {machine['pyarrow']},"
-        f" confluent-kafka {machine['confluent-kafka']}, pika {machine['pika']}; load average"
-        f" {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
+    software = (
+        f"PySpark {machine['pyspark']}, PyArrow {machine['pyarrow']}, confluent-kafka {machine['confluent-kafka']},"
+        f" pika {machine['pika']}"
     )
     return {
-        "pipeline machine": line,
+        "pipeline machine": machine_line(measurements, machine, software, rows=f", {machine['rows']} rows"),
         "pipeline aims": aims_table(measurements),
         "pipeline rates": _table(measurements, _UNIT),
         "pipeline cpu": _table(measurements, "us/row"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,20 +124,30 @@ class PeakMemory:
 @contextmanager
 def watching(root: psutil.Process) -> Iterator[PeakMemory]:
     """Look at the children of a process again and again: the JVM, and the workers in Python."""
-    peak, stop = PeakMemory(), threading.Event()
+    peak = PeakMemory()
+    try:
+        with _repeating(lambda: peak.add(root), seconds=_SAMPLE_SECONDS):
+            yield peak
+    finally:
+        peak.add(root)
 
-    def watch() -> None:
-        while not stop.wait(_SAMPLE_SECONDS):
-            peak.add(root)
 
-    thread = threading.Thread(target=watch, daemon=True)
+@contextmanager
+def _repeating(look: Callable[[], None], *, seconds: float) -> Iterator[None]:
+    """Call ``look`` again and again beside the body."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield peak
+        yield
     finally:
         stop.set()
         thread.join()
-        peak.add(root)
 
 
 # -- in the process ------------------------------------------------------------------------------------------------
@@ -178,20 +188,14 @@ def watching_heap(spark: SparkSession) -> Iterator[list[float]]:
     Without this, a JVM takes what it was given before it collects, so the size of its process tells little.
     """
     jvm: Any = spark.sparkContext._jvm
-    heap, left, stop = jvm.java.lang.management.ManagementFactory.getMemoryMXBean(), list[float](), threading.Event()
+    heap, left = jvm.java.lang.management.ManagementFactory.getMemoryMXBean(), list[float]()
 
     def look() -> None:
-        while not stop.wait(_COLLECT_SECONDS):
-            jvm.java.lang.System.gc()
-            left.append(heap.getHeapMemoryUsage().getUsed() / _MEBIBYTE)
+        jvm.java.lang.System.gc()
+        left.append(heap.getHeapMemoryUsage().getUsed() / _MEBIBYTE)
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with _repeating(look, seconds=_COLLECT_SECONDS):
         yield left
-    finally:
-        stop.set()
-        thread.join()
 
 
 def write(rows: Any, request: Mapping[str, str]) -> None:

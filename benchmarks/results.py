@@ -102,6 +102,18 @@ def print_table(title: str, measurements: Sequence[Measurement]) -> None:
     Console(width=None if Console().is_terminal else 190).print(table)
 
 
+def machine_line(
+    measurements: Sequence[Measurement], machine: Mapping[str, Any], software: str, *, rows: str = ""
+) -> str:
+    """Return the sentence that says when, how and on what was measured."""
+    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
+    return (
+        f"Measured {measurements[0].date} ({size}{rows}) on {machine['cores']} cores, {machine['system']},"
+        f" Python {machine['python']}, {software};"
+        f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
+    )
+
+
 def show(value: float) -> str:
     """Return a number with about three digits that matter."""
     if value and abs(value) < 1:

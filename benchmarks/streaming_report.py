@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.measurement import Measurement, Results
 from benchmarks.plots import finish, panels, save
-from benchmarks.results import show
+from benchmarks.results import machine_line, show
 
 _RATE = re.compile(r"(\d+)/s, (.*)")
 _COLORS = ("#748ffc", "#0b7285", "#364fc7")
@@ -38,14 +38,9 @@ _AT_A_RATE = {
 
 def streaming_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables of ``docs/performance.md`` by their names."""
-    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
-    line = (
-        f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
-        f" Python {machine['python']}, Kafka {machine['kafka']}, PySpark {machine['pyspark']}; load average"
-        f" {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
-    )
+    software = f"Kafka {machine['kafka']}, PySpark {machine['pyspark']}"
     return {
-        "streaming machine": line,
+        "streaming machine": machine_line(measurements, machine, software),
         "streaming bulk": _bulk_table(measurements),
         "streaming rates": _rates_table(measurements),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import rabbitmq_report
 from benchmarks.measurement import Measurement
-from benchmarks.results import show
+from benchmarks.results import machine_line, show
 
 _RATES = ("messages/s", "entries/s")
 
@@ -31,7 +31,7 @@ def ledger_tables(measurements: Sequence[Measurement], machine: Mapping[str, Any
         f"SQLite {machine['sqlite']}, {postgresql}, SQLAlchemy {machine['sqlalchemy']}, psycopg {machine['psycopg']}"
     )
     return {
-        "ledger machine": _machine_line(measurements, machine, software),
+        "ledger machine": machine_line(measurements, machine, software),
         "ledger rates": _table(measurements, lambda m: m.unit in (*_RATES, "times")),
         "ledger statements": _table(measurements, lambda m: m.unit == "statements/message"),
         "ledger lateness": _table(measurements, lambda m: m.unit == "ms"),
@@ -50,7 +50,7 @@ def rabbitmq_tables(measurements: Sequence[Measurement], machine: Mapping[str, A
         return _table(measurements, lambda m: m.unit in units, heading="queues")
 
     return {
-        "rabbitmq machine": _machine_line(measurements, machine, software),
+        "rabbitmq machine": machine_line(measurements, machine, software),
         "rabbitmq aims": rabbitmq_report.table(measurements),
         "rabbitmq rates": table("messages/s"),
         "rabbitmq cpu": table("us/message", "hops/message"),
@@ -71,18 +71,9 @@ def lateness_job_tables(measurements: Sequence[Measurement], machine: Mapping[st
         cells = (f"{show(found[day, what].value)} {found[day, what].unit}" for day in days)
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return {
-        "lateness job machine": _machine_line(measurements, machine, software),
+        "lateness job machine": machine_line(measurements, machine, software),
         "lateness job": "\n".join(lines),
     }
-
-
-def _machine_line(measurements: Sequence[Measurement], machine: Mapping[str, Any], software: str) -> str:
-    size = "a quick run, not for reporting" if machine["quick"] else "a full run"
-    return (
-        f"Measured {measurements[0].date} ({size}) on {machine['cores']} cores, {machine['system']},"
-        f" Python {machine['python']}, {software};"
-        f" load average {machine['load_at_begin']} when it began and {machine['load_at_end']} when it ended."
-    )
 
 
 def _table(
